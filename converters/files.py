@@ -39,14 +39,12 @@ class TensorFile:
 
     def __init__(self, path: Path):
         self.path = path
-        try:
+        with reading(path):
             self._descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, self._descriptor)
             if os.fstat(self._descriptor).st_size == 0:  # which mmap refuses
                 raise CheckpointError(f"{path} is empty; {DAMAGED}")
             self.data = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
     @cached_property
     def _private(self) -> mmap.mmap:
@@ -104,19 +102,15 @@ class TensorFile:
 
     def _read_into(self, out: memoryview, at: int) -> None:
         done = 0
-        try:
-            while done < len(out):
+        while done < len(out):
+            with reading(self.path):
                 count = os.preadv(self._descriptor, [out[done:]], at + done)
-                if not count:
-                    raise CheckpointError(
-                        f"{self.path} ends at byte {at + done}, and was longer when it was opened: "
-                        "it changed while it was read; wait until whatever writes it has ended"
-                    )
-                done += count
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.path} cannot be read: {error.strerror or error}"
-            ) from None
+            if not count:
+                raise CheckpointError(
+                    f"{self.path} ends at byte {at + done}, and was longer when it was opened: "
+                    "it changed while it was read; wait until whatever writes it has ended"
+                )
+            done += count
 
 
 def c_strides(shape: Shape) -> Shape:
@@ -127,6 +121,15 @@ def c_strides(shape: Shape) -> Shape:
 def span(shape: Shape, strides: Shape) -> int:
     """Elements of a file from the first one of a tensor to its last."""
     return 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Turn what the system says against reading a path into a sentence, CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from griffin_eval.config import PRESETS
-from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
+from griffin_eval.converters.adapters.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from griffin_eval.converters.codecs.bitsandbytes import code_of
 from griffin_eval.converters.configs.own import config_json
 from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter

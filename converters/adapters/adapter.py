@@ -1,22 +1,229 @@
-"""An adapter as peft saves it, opened: its config, its tensors, and the hash of both."""
+"""An adapter as peft saves it, opened: its config, its tensors, and the hash of both.
 
+LoRA, rsLoRA and DoRA are read. What an adapter_config.json says of the training alone is ignored.
+Everything else changes what the adapter computes: a field that is not read here must be absent,
+null, false or empty.
+"""
+
+import functools
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from griffin_eval.converters.adapters.config import base_named_in, read_adapter_config
-from griffin_eval.converters.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.containers.safetensors.reader import open_safetensors
 from griffin_eval.converters.containers.torch_pt.reader import open_torch, torch_files
+from griffin_eval.converters.files import reading
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.json_files import list_folder
+from griffin_eval.json_files import list_folder, read_json
+from griffin_eval.messages import brief, listed
 
 if TYPE_CHECKING:
     import numpy as np
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_PICKLE = "adapter_model.bin"  # read where the other is absent, as peft does
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE)
+
+
+# How it was trained, what it was trained on, and what is only there to find its targets.
+_IGNORED = {
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
+    *("task_type", "lora_dropout", "eva_config", "megatron_core", "qalora_group_size"),
+    *("runtime_config", "layers_to_transform", "layers_pattern", "exclude_modules"),
+}
+_READ = {
+    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
+    *("lora_bias", "bias", "ensure_weight_tying", "modules_to_save", "trainable_token_indices"),
+    *("target_modules", "target_parameters", "init_lora_weights"),
+}
+# Initial values that leave the base as it is; the others take something out of its weights.
+_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+_MAX_RANK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """The fields of an adapter_config.json that change the arithmetic.
+
+    Attributes:
+        rank, alpha: r and α of every module that no pattern names.
+        rank_patterns, alpha_patterns: Those of others, by regular expression.
+        root_of_rank: Whether α is divided by the root of the rank (rsLoRA).
+        magnitudes: Whether every adapted row has a magnitude of its own (DoRA).
+        bias: Whether maps that B makes have a bias (``lora_bias``).
+        ties: Whether the output head was kept equal to the embedding.
+        saved_modules: Endings of the names of modules that were trained in full.
+        tokens: Ids of the tokens whose embeddings were trained, by the name of the module.
+        target_modules: Endings of the names of adapted modules, if they are listed in full.
+        target_parameters: Endings of the names of adapted parameters that belong to no linear
+            map.
+    """
+
+    rank: int
+    alpha: float
+    rank_patterns: Mapping[str, int]
+    alpha_patterns: Mapping[str, float]
+    root_of_rank: bool
+    magnitudes: bool
+    bias: bool
+    ties: bool
+    saved_modules: tuple[str, ...]
+    tokens: Mapping[str, tuple[int, ...]]
+    target_modules: tuple[str, ...] | None
+    target_parameters: tuple[str, ...]
+
+    def rank_of(self, name: str) -> int:
+        """Return the rank for a module, or for a parameter among ``target_parameters``."""
+        return _matching(self.rank_patterns, name, self.rank)
+
+    def scale_of(self, name: str) -> float:
+        """Return the factor of B A for the same."""
+        rank = self.rank_of(name)
+        divisor = math.sqrt(rank) if self.root_of_rank else rank
+        return _matching(self.alpha_patterns, name, self.alpha) / divisor
+
+    def unclear_alphas(self, name: str) -> list[str]:
+        """Return the patterns of α that fit the same with different values. peft takes the first
+        one, and sorts them when it saves."""
+        fitting = {p: alpha for p, alpha in self.alpha_patterns.items() if _fits(p, name)}
+        return list(fitting) if len(set(fitting.values())) > 1 else []
+
+    def saves(self, module: str) -> bool:
+        """Whether a module was trained in full, apart from whatever it is tied to."""
+        return module.endswith(self.saved_modules)
+
+
+def base_named_in(folder: Path) -> str | None:
+    """Return the base that an adapter's config names; None if it names none, or there is no
+    adapter."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    name = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
+def read_adapter_config(path: Path) -> AdapterConfig:
+    """Read an adapter_config.json; CheckpointError if it cannot be read, is of another kind than
+    LoRA, or for every field that has an impossible value or changes the arithmetic in a way that
+    is not known."""
+    raw = read_json(path)
+    if raw.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"{path}: expected peft_type 'LORA' (LoRA, rsLoRA or DoRA), found "
+            f"{brief(raw.get('peft_type'))}, which is not supported: merge it with peft"
+        )
+    problems: list[str] = []
+
+    def take(name: str, fits: Callable[[Any], bool], expected: str, default: Any) -> Any:
+        value = default if raw.get(name) is None else raw[name]
+        if not fits(value):
+            problems.append(f"{name} is {brief(value)}, expected {expected}")
+            return default
+        return value
+
+    def flag(name: str) -> bool:
+        return take(name, lambda value: type(value) is bool, "true or false", False)
+
+    def names(name: str) -> tuple[str, ...]:
+        return tuple(take(name, _are_names, "a list of names", []))
+
+    def patterns(name: str, fits: Callable[[Any], bool], expected: str) -> dict[str, Any]:
+        found = take(name, lambda value: isinstance(value, dict), "an object", {})
+        for pattern, value in found.items():
+            if wrong := _wrong_pattern(pattern):
+                problems.append(f"{name} has the key {brief(pattern)}, {wrong}")
+            if not fits(value):
+                place = f"{name}[{brief(pattern)}]"
+                problems.append(f"{place} is {brief(value)}, expected {expected}")
+        return found
+
+    tokens = take("trainable_token_indices", _are_tokens, "lists of token ids", {})
+    if isinstance(tokens, list):
+        tokens = {"embed_tokens": tokens}
+    targets, narrowing = raw.get("target_modules"), ("layers_to_transform", "exclude_modules")
+    partly = any(raw.get(key) not in (None, [], "") for key in narrowing)  # of which 0 is a layer
+    config = AdapterConfig(
+        rank=take("r", _is_rank, "a positive rank", 8),
+        alpha=take("lora_alpha", _is_number, "a finite number", 8),
+        rank_patterns=patterns("rank_pattern", _is_rank, "a positive rank"),
+        alpha_patterns=patterns("alpha_pattern", _is_number, "a finite number"),
+        root_of_rank=flag("use_rslora"),
+        magnitudes=flag("use_dora"),
+        bias=flag("lora_bias"),
+        ties=flag("ensure_weight_tying"),
+        saved_modules=names("modules_to_save"),
+        tokens={module: tuple(ids) for module, ids in tokens.items() if ids},
+        target_modules=None
+        if targets is None or isinstance(targets, str) or partly
+        else names("target_modules"),
+        target_parameters=names("target_parameters"),
+    )
+    biases = ("none", "all", "lora_only")
+    take("bias", lambda value: value in biases, "none, all or lora_only", "none")
+    initial = raw.get("init_lora_weights")
+    if (initial.lower() if isinstance(initial, str) else initial) not in _INITIAL:
+        problems.append(
+            f"init_lora_weights is {brief(initial)}, which changes the weights of the base: save "
+            "the adapter with path_initial_model_for_weight_conversion= of peft"
+        )
+    unknown = {key: value for key, value in raw.items() if value and key not in _IGNORED | _READ}
+    if unknown:
+        shown = listed(unknown, lambda key: f"{brief(key)} is {brief(unknown[key])}")
+        problems.append(f"not supported: {shown}")
+    if problems:
+        raise CheckpointError(f"{path}: {'; '.join(problems)}")
+    return config
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _MAX_RANK
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e30  # neither NaN nor infinite
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) and v for v in value)
+
+
+def _are_tokens(value: Any) -> bool:
+    lists = value.values() if isinstance(value, dict) else [value]
+    return all(
+        isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) for ids in lists
+    )
+
+
+def _wrong_pattern(pattern: str) -> str | None:
+    """What is wrong with a regular expression; also one that could take for ever to match."""
+    if (
+        len(pattern) > 1000
+        or len(re.findall(r"[*+?{]", pattern)) > 4
+        or re.search(r"\)[*+{]", pattern)
+    ):
+        return "a regular expression with too many repetitions"
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"which is no regular expression ({error})"
+    return None
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Whether a pattern fits the end of a name, as peft looks it up."""
+    return re.match(rf"(.*\.)?({pattern})$", name) is not None
+
+
+def _matching(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The value of the first pattern that fits a name."""
+    return next((value for pattern, value in patterns.items() if _fits(pattern, name)), default)
 
 
 class Adapter:
@@ -46,28 +253,21 @@ class Adapter:
         self.container: Container = (
             open_torch(self.file) if pickled else open_safetensors(folder, [self.file])
         )
-        self._sha256: str | None = None
 
     @property
     def files(self) -> list[Path]:
         """The files that it consists of."""
         return [self.folder / ADAPTER_CONFIG, self.file]
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
         """SHA-256 of its tensors' file followed by its config, in hexadecimal digits: what ``cat
         adapter_model.safetensors adapter_config.json | sha256sum`` says."""
-        if self._sha256 is None:
-            total = hashlib.sha256()
-            for file in reversed(self.files):
-                try:
-                    with open(file, "rb") as handle:
-                        while block := handle.read(1 << 20):
-                            total.update(block)
-                except OSError as error:
-                    raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
-            self._sha256 = total.hexdigest()
-        return self._sha256
+        total = hashlib.sha256()
+        for file in reversed(self.files):
+            with reading(file), open(file, "rb") as handle:
+                hashlib.file_digest(handle, lambda: total)
+        return total.hexdigest()
 
     def record(self) -> dict[str, Any]:
         """Return what manifests and results say of it."""

@@ -3,19 +3,439 @@
 A parameter W becomes W + Σ w s B A over the adapters, with their weights w and scales s: what
 ``add_weighted_adapter`` of peft, with ``combination_type="cat"``, makes of several. It is rounded
 to the dtype that W is stored in once, at the end.
+
+The change of each parameter is read off the names and shapes of an adapter's tensors. peft names
+them after the modules of transformers' RecurrentGemma, as the parameters of a model are named here:
+``base_model.model.`` + module + the kind of tensor.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from griffin_eval.converters.adapters.changes import Change
-from griffin_eval.converters.tensors import LazyTensor, by_rows, bytes_of, numpy_dtype, together
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.adapters.adapter import ADAPTER_CONFIG, Adapter
+from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
+from griffin_eval.converters.tensors import (
+    FLOATS,
+    LazyTensor,
+    Shape,
+    by_rows,
+    bytes_of,
+    numpy_dtype,
+    same_bits,
+    together,
+)
 from griffin_eval.errors import CheckpointError
-from griffin_eval.layout import ParamSpec
+from griffin_eval.layout import ParamSpec, param_specs
+from griffin_eval.messages import brief, listed
 
 if TYPE_CHECKING:
     import numpy as np
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "base_model.model."
+_A, _B, _B_BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
+_ROWS_A, _ROWS_B = "lora_embedding_A", "lora_embedding_B"
+_MAGNITUDE, _TOKENS = "lora_magnitude_vector", "token_adapter.trainable_tokens_delta"
+_FACTORS = (_A, _B, _B_BIAS, _ROWS_A, _ROWS_B, _MAGNITUDE)
+_MAX_DEPTH = 4  # wrappers of a module
+_EMBEDDING_MODULE, _HEAD_MODULE = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A change of one parameter by an adapter. Names are of tensors of the adapter.
+
+    Attributes:
+        value: Tensor that takes the parameter's place.
+        shared: Whether that is of a matrix which the embedding and the output head share.
+        a, b: Factors of what is added, ``scale`` B A.
+        rows: Whether they are of rows of an embedding: ``scale`` (B A)ᵀ.
+        added: Tensor that is added times ``scale``.
+        scale: Factor, with the adapter's weight in it.
+        magnitude: Magnitudes of the rows of a linear map, or of the columns of an embedding.
+        tokens: Tensor that takes the place of the rows ``ids``.
+    """
+
+    adapter: Adapter
+    value: str | None = None
+    shared: bool = False
+    a: str | None = None
+    b: str | None = None
+    rows: bool = False
+    added: str | None = None
+    scale: float = 1.0
+    magnitude: str | None = None
+    tokens: str | None = None
+    ids: tuple[int, ...] = ()
+
+    @property
+    def adds(self) -> bool:
+        """Whether it only adds something, so that it can be weighted, and others be added, too."""
+        return self.value is self.magnitude is self.tokens is None
+
+
+def changes_of(adapter: Adapter, config: GriffinConfig) -> dict[str, Change]:
+    """Return the changes of a model by an adapter, by canonical name; CheckpointError with
+    everything that is wrong with its tensors.
+
+    The output head goes by its name, also where it is tied to the embedding.
+    """
+    reading = _Reading(adapter, config)
+    changes = reading.changes()
+    if reading.problems:
+        raise CheckpointError(f"{adapter.file}: {'; '.join(reading.problems)}")
+    return changes
+
+
+def vocabulary_of(adapter: Adapter, config: GriffinConfig) -> int:
+    """Return the number of rows that the embedding has once an adapter is merged.
+
+    An adapter trained after the vocabulary was resized holds the whole resized matrix. One that
+    lacks the other of two matrices of that size leaves the size as it is, and is refused later.
+    """
+    rows: dict[str, int] = {}
+    for name, tensor in adapter.container.tensors.items():
+        parameter = re.sub(r"(\.token_adapter)?\.base_layer", "", name.removeprefix(_PREFIX))
+        if parameter in (EMBEDDING, HEAD) and tensor.shape[1:] == (config.width,):
+            rows[parameter] = tensor.shape[0]
+    trained = [name for name in rows if adapter.config.saves(name.removesuffix(".weight"))]
+    both = rows.keys() == {EMBEDDING, HEAD}
+    one = config.tie_embeddings and (not trained or adapter.config.ties)
+    if len(set(rows.values())) == 1 and (both or one):
+        return next(iter(rows.values()))
+    return config.vocab_size
+
+
+class _Reading:
+    """The tensors of an adapter, each looked for under the name that a change of a parameter has;
+    what is left in the end is no part of it. ``problems`` are clauses about what is wrong."""
+
+    def __init__(self, adapter: Adapter, config: GriffinConfig):
+        self.problems: list[str] = []
+        self._adapter, self._config, self._tied = adapter, adapter.config, config.tie_embeddings
+        self._tensors = adapter.container.tensors
+        self._shapes: dict[str, Shape] = {n: s.shape for n, s in param_specs(config).items()}
+        self._shapes.setdefault(HEAD, self._shapes[EMBEDDING])
+        self._left = dict.fromkeys(self._tensors)
+        self._found: dict[str, list[Change]] = {}  # by parameter
+        self._adapted: set[str] = set()  # modules
+        self._misshapen: list[str] = []
+        self._unclear: dict[str, list[str]] = {}  # patterns of α by module
+
+    def changes(self) -> dict[str, Change]:
+        """Return the changes by canonical name."""
+        for parameter, shape in self._shapes.items():
+            self._read_values(parameter, shape)
+        for module in dict.fromkeys(name.rpartition(".")[0] for name in self._shapes):
+            self._read_module(module)
+        changes = {name: self._combined(name, found) for name, found in self._found.items()}
+        self._expect_all(changes)
+        if self._left:
+            self.problems.insert(
+                0,
+                f"{len(self._left)} tensors that are no part of a LoRA of this model "
+                f"({listed(self._left, repr)})",
+            )
+        if self._misshapen:
+            advice = "adapter and base do not belong together"
+            modules = tuple(f"'{_PREFIX}{m}." for m in (_EMBEDDING_MODULE, _HEAD_MODULE))
+            if all(each.startswith(modules) for each in self._misshapen):
+                advice = (
+                    "if the vocabulary was resized before the adapter was trained, save the "
+                    "adapter again with both matrices (save_embedding_layers=True)"
+                )
+            self.problems.append(
+                f"{len(self._misshapen)} of another shape ({listed(self._misshapen)}): {advice}"
+            )
+        others = [f"{n!r} is {t.dtype}" for n, t in self._tensors.items() if t.dtype not in FLOATS]
+        if others:
+            self.problems.append(
+                f"{len(others)} that are not {', '.join(FLOATS)}: {listed(others)}"
+            )
+        if self._unclear:
+            logger.warning(
+                "%s: several keys of alpha_pattern with different values fit one module (%s): the "
+                "first one in the file counts, and peft sorts them when it saves, so that it may "
+                "have trained with another; keep only the one that it was trained with",
+                self._adapter.folder / ADAPTER_CONFIG,
+                listed(self._unclear, lambda m: f"{m}: {', '.join(map(brief, self._unclear[m]))}"),
+            )
+        return changes
+
+    def _has(self, bare: str) -> bool:
+        return _PREFIX + bare in self._left
+
+    def _take(self, bare: str, shape: Shape) -> str:
+        """Return the name of a tensor, once its shape is compared."""
+        del self._left[_PREFIX + bare]
+        if (found := self._tensors[_PREFIX + bare].shape) != shape:
+            self._misshapen.append(f"'{_PREFIX}{bare}' is {found}, expected {shape}")
+        return _PREFIX + bare
+
+    def _change(self, parameter: str, change: Change) -> None:
+        self._found.setdefault(parameter, []).append(change)
+
+    def _read_values(self, parameter: str, shape: Shape) -> None:
+        """Find what takes the place of a parameter: it, or a copy of the base's in a wrapper."""
+        module, _, kind = parameter.rpartition(".")
+        whole = parameter in (EMBEDDING, HEAD)
+        places = {parameter: whole and not self._config.saves(module)}
+        places |= {f"{module}.{'base_layer.' * n}{kind}": whole for n in range(1, _MAX_DEPTH)}
+        places |= {f"{module}.token_adapter.base_layer.{kind}": True} if whole else {}
+        if self._has(parameter):  # peft saves other copies of what it trained in full
+            for wrapper in ("modules_to_save", "original_module"):
+                self._left.pop(f"{_PREFIX}{module}.{wrapper}.{kind}", None)
+        for bare, shared in places.items():
+            if self._has(bare):
+                value = self._take(bare, shape)
+                self._change(parameter, Change(self._adapter, value=value, shared=shared))
+
+    def _read_module(self, module: str) -> None:
+        """Find what the tensors of one module change."""
+        # The parameters that peft adapts as such. It wraps the first one first, so that the last
+        # one is outside.
+        targeted = [
+            name
+            for name in self._shapes
+            if name.rpartition(".")[0] == module and _ends(name, self._config.target_parameters)
+        ]
+        if self._has(f"{module}.{_TOKENS}") and f"{module}.weight" in (EMBEDDING, HEAD):
+            self._adapted.add(module)
+            self._read_tokens(module)
+        for depth, parameter in enumerate(targeted[::-1] or [f"{module}.weight"]):
+            place = f"{module}.{'base_layer.' * depth}"
+            parts = [part for part in _FACTORS if self._has(place + part)]
+            if not parts:
+                continue
+            self._adapted.add(module)
+            if module.endswith(".conv_1d") and not targeted:
+                self.problems.append(
+                    f"{module} is a convolution of each channel by itself, and its adapter mixes "
+                    "channels, so that no weight can hold it"
+                )
+                for part in parts:
+                    del self._left[_PREFIX + place + part]
+            elif len(self._shapes.get(parameter, ())) in ((2, 3) if targeted else (2,)):
+                self._read_factors(module, place, parameter, parts, targeted=bool(targeted))
+
+    def _read_factors(
+        self, module: str, place: str, parameter: str, parts: Sequence[str], *, targeted: bool
+    ) -> None:
+        adapted = parameter if targeted else module  # what patterns of ranks are matched with
+        rank, scale = self._config.rank_of(adapted), self._config.scale_of(adapted)
+        scale *= self._adapter.weight
+        if unclear := self._config.unclear_alphas(adapted):
+            self._unclear[adapted] = unclear
+        rows, shape = module == _EMBEDDING_MODULE and not targeted, self._shapes[parameter]
+        stacked, out, inp = (1, *shape) if len(shape) == 2 else shape
+        if rows:
+            wanted: dict[str, Shape] = {_ROWS_A: (rank, out), _ROWS_B: (inp, rank)}
+        else:
+            wanted = {_A: (rank * stacked, inp), _B: (out, rank * stacked)}
+        if self._config.magnitudes and not targeted:
+            wanted[_MAGNITUDE] = (inp,) if rows else (out,)
+        if self._config.bias and not targeted and not rows:
+            wanted[_B_BIAS] = (out,)
+        if missing := sorted(wanted.keys() - set(parts)):
+            self.problems.append(f"{module} lacks {' and '.join(missing)}")
+            for part in wanted.keys() & set(parts):
+                del self._left[_PREFIX + place + part]
+            return
+        names = {part: self._take(place + part, wanted[part]) for part in sorted(wanted)}
+        a, b = (names[part] for part in ((_ROWS_A, _ROWS_B) if rows else (_A, _B)))
+        magnitude = names.get(_MAGNITUDE)
+        change = Change(self._adapter, a=a, b=b, rows=rows, scale=scale, magnitude=magnitude)
+        self._change(parameter, change)
+        if _B_BIAS in names and f"{module}.bias" not in self._shapes:
+            self.problems.append(f"{module} has no bias that {_B_BIAS} could be added to")
+        elif _B_BIAS in names:
+            bias = Change(self._adapter, added=names[_B_BIAS], scale=scale)
+            self._change(f"{module}.bias", bias)
+
+    def _read_tokens(self, module: str) -> None:
+        parameter, tokens = f"{module}.weight", self._config.tokens
+        ids = next((i for m, i in tokens.items() if module.endswith(m)), ())
+        if not ids and parameter == HEAD and self._tied:  # follows the embedding
+            ids = next((i for m, i in tokens.items() if _EMBEDDING_MODULE.endswith(m)), ())
+        vocab, width = self._shapes[parameter]
+        if len(set(ids)) < len(ids) or any(i >= vocab for i in ids):
+            self.problems.append(
+                f"trainable_token_indices of {module} must be different ids below {vocab}"
+            )
+        name = self._take(f"{module}.{_TOKENS}", (len(ids), width))
+        self._change(parameter, Change(self._adapter, tokens=name, ids=ids))
+
+    def _combined(self, parameter: str, changes: Sequence[Change]) -> Change:
+        """The one change of a parameter. A value and what is added to it belong together, and a
+        copy of the base's matrix and rows of it; everything else excludes each other."""
+        values = [change for change in changes if change.value is not None]
+        others = [change for change in changes if change.value is None]
+        rows_of_new = values and others and others[0].tokens and not values[0].shared
+        if max(len(values), len(others)) > 1 or rows_of_new:
+            self.problems.append(f"{parameter} is changed in two ways")
+        if values and others:
+            return dataclasses.replace(others[0], value=values[0].value, shared=values[0].shared)
+        return changes[0]
+
+    def _expect_all(self, changes: dict[str, Change]) -> None:
+        """Check that everything which the config names is there."""
+        config, both = self._config, (_EMBEDDING_MODULE, _HEAD_MODULE)
+        modules = [n.removesuffix(".weight") for n, s in self._shapes.items() if len(s) == 2]
+        named = [m for m in modules if _ends(m, config.target_modules or ())]
+        # Of what modules_to_save names, too, peft trains the whole alone.
+        lacking = [m for m in named if m not in self._adapted and not self._saved(m)]
+        if config.ties:  # both are one
+            lacking = [m for m in lacking if m not in both]
+        if lacking:
+            self.problems.append(
+                f"nothing for {len(lacking)} modules that target_modules names ({listed(lacking)})"
+            )
+        for parameter in self._shapes:
+            if self._saved(parameter.rpartition(".")[0]) and parameter not in changes:
+                self.problems.append(f"no {parameter}, though modules_to_save names it")
+        for module in both:
+            change = changes.get(f"{module}.weight")
+            follows = module == _HEAD_MODULE and EMBEDDING in changes
+            if not module.endswith(tuple(config.tokens)) or follows:
+                continue
+            if change is None or change.tokens is None:
+                self.problems.append(
+                    f"no {_TOKENS} of {module}, though trainable_token_indices names it"
+                )
+
+    def _saved(self, module: str) -> bool:
+        """Whether a module was trained in full, by itself or in another one."""
+        around = [module[: m.start()] for m in re.finditer(r"\.|$", module)]
+        return any(map(self._config.saves, around))
+
+
+def _ends(name: str, endings: Sequence[str]) -> bool:
+    return any(name == end or name.endswith(f".{end}") for end in endings)
+
+
+class Merge(NamedTuple):
+    """The config of the merged model and, by canonical name, the changes of each parameter in
+    their order."""
+
+    config: GriffinConfig
+    changes: Mapping[str, Sequence[Change]]
+
+
+def plan_merge(
+    adapters: Sequence[Adapter], config: GriffinConfig, equal: Callable[[str, Change], bool]
+) -> Merge:
+    """Decide what adapters do to each parameter.
+
+    Args:
+        config: Config of the base.
+        equal: Returns whether the parameter of that name in the base has the bits of what takes
+            its place.
+
+    Raises:
+        CheckpointError: an adapter does not fit the model; several that do more than to add
+            something, or one of these with a weight.
+    """
+    found: dict[str, list[Change]] = {}
+    vocab_size = config.vocab_size
+    for adapter in adapters:
+        own = dataclasses.replace(config, vocab_size=vocabulary_of(adapter, config))
+        if own.vocab_size != config.vocab_size:
+            vocab_size = own.vocab_size
+        for name, change in changes_of(adapter, own).items():
+            if change.shared:  # a copy of the base's own matrix, which peft saves along
+                if equal(EMBEDDING if config.tie_embeddings else name, change):
+                    change = dataclasses.replace(change, value=None, shared=False)
+                    if change.a is None:
+                        continue
+            found.setdefault(name, []).append(change)
+    for name, changes in found.items():
+        for change in changes:
+            _check_alone(name, change, len(adapters))
+    config = dataclasses.replace(config, vocab_size=vocab_size)
+    if config.tie_embeddings:
+        config = _decide_head(found, config)
+    return Merge(config, found)
+
+
+def _check_alone(name: str, change: Change, adapters: int) -> None:
+    if change.adds or (adapters == 1 and change.adapter.weight == 1):
+        return
+    what = "is a DoRA"
+    if not change.magnitude:
+        what = f"replaces values of {name} (modules_to_save, biases or tokens)"
+    raise CheckpointError(
+        f"{change.adapter.folder} {what}, of which there are no weighted sums: give this adapter "
+        "alone and without a weight"
+    )
+
+
+def _decide_head(found: dict[str, list[Change]], config: GriffinConfig) -> GriffinConfig:
+    """Find out whether the output head is still the embedding once both are changed."""
+    rows, head = found.pop(EMBEDDING, []), found.pop(HEAD, [])
+    shared = [change for change in (*rows, *head) if change.shared]
+    if len(shared) == 2 and not _same(*shared, "value"):
+        raise CheckpointError(
+            f"{shared[0].adapter.folder} holds {shared[0].value} and {shared[1].value}, two copies "
+            "of one matrix of its base, which differ"
+        )
+    matrix = [Change(shared[0].adapter, value=shared[0].value)] if shared else []
+    rows, head = (_without_shared(changes) for changes in (rows, head))
+    follows = not head and all(c.tokens or c.adapter.config.ties for c in rows)
+    if any(c.tokens for c in rows) and head and not all(c.tokens for c in head):
+        raise CheckpointError(
+            f"{rows[0].adapter.folder}: the output head has an adapter, and follows the tokens of "
+            "the embedding: it is changed in two ways"
+        )
+    if follows or _same_changes(rows, head):
+        if rows or matrix:
+            found[EMBEDDING] = matrix + rows
+        return config
+    for name, changes in ((EMBEDDING, rows), (HEAD, head)):
+        if any(change.value is not None for change in changes):
+            found[name] = changes
+        elif changes or matrix:
+            found[name] = matrix + changes
+    return dataclasses.replace(config, tie_embeddings=False)
+
+
+def _without_shared(changes: Iterable[Change]) -> list[Change]:
+    own = [dataclasses.replace(c, value=None, shared=False) if c.shared else c for c in changes]
+    return [c for c in own if (c.value, c.a, c.tokens) != (None, None, None)]
+
+
+def _same(one: Change, other: Change, field: str) -> bool:
+    """Whether a field of two changes names tensors of equal bits, or none."""
+    names = getattr(one, field), getattr(other, field)
+    if None in names:
+        return names == (None, None)
+    tensors = (c.adapter.container.tensors[n] for c, n in zip((one, other), names, strict=True))
+    return same_bits(*tensors)
+
+
+def _same_changes(rows: Sequence[Change], head: Sequence[Change]) -> bool:
+    """Whether embedding and output head are changed alike, to the bit."""
+    import numpy as np
+
+    if len(rows) != len(head):
+        return False
+    for one, other in zip(rows, head, strict=True):
+        if (one.a is None) != (other.a is None) or one.magnitude or other.magnitude:
+            return False
+        alike = one.ids == other.ids and one.scale == other.scale
+        if not alike or not all(_same(one, other, field) for field in ("value", "tokens")):
+            return False
+        if one.a is not None:
+            matrices = zip(factors(one, 2, "float32"), factors(other, 2, "float32"), strict=True)
+            if not all(np.array_equal(x, y) for x, y in matrices):
+                return False
+    return True
+
 
 _TOGETHER = 1 << 18  # elements that are changed at a time, few enough to stay in the cache
 _TILE_ROWS = 16

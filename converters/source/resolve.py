@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from griffin_eval.arguments import is_hub_id
-from griffin_eval.converters.adapters.files import ADAPTER_FILES
+from griffin_eval.converters.adapters.adapter import ADAPTER_FILES
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
 from griffin_eval.converters.containers.registry import CONTAINERS, any_of
