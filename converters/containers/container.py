@@ -131,9 +131,8 @@ class Writer(ABC):
     def _finish(self) -> None:
         """Complete an output whose tensors are all written; it may be called twice."""
 
-    @abstractmethod
-    def _release(self) -> None:
-        """Release the files, also after an exception."""
+    def _release(self) -> None:  # noqa: B027
+        """Release what is open, also after an exception."""
 
 
 def _read_only(*_: object) -> NoReturn:

@@ -13,8 +13,11 @@ from griffin_eval.converters.containers.orbax.find import (
 )
 from griffin_eval.converters.containers.orbax.reader import open_orbax
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
-from griffin_eval.converters.containers.safetensors.files import is_weights, weight_files
-from griffin_eval.converters.containers.safetensors.reader import open_safetensors
+from griffin_eval.converters.containers.safetensors.reader import (
+    is_weights,
+    open_safetensors,
+    weight_files,
+)
 from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter, output_files
 from griffin_eval.converters.containers.torch_pt.reader import (
     looks_like_torch,

@@ -4,8 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from griffin_eval.converters.containers.orbax.find import COMMITTED, TREE_METADATA
-from griffin_eval.converters.containers.orbax.library import reason, tensorstore
-from griffin_eval.converters.containers.orbax.remote import listed_in, stand_in
+from griffin_eval.converters.containers.orbax.remote import listed_in, reason, stand_in, tensorstore
 from griffin_eval.errors import ArgumentError, BadInput
 
 _LOCK = ".griffin_partial"

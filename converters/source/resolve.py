@@ -10,7 +10,7 @@ from griffin_eval.converters.adapters.adapter import ADAPTER_FILES
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
 from griffin_eval.converters.containers.registry import CONTAINERS, any_of
-from griffin_eval.converters.containers.safetensors.files import leads_out
+from griffin_eval.converters.containers.safetensors.reader import leads_out
 from griffin_eval.converters.source import kaggle
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import exists

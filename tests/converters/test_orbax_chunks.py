@@ -19,7 +19,7 @@ from slow import examples
 from tiny_checkpoints import write_griffin
 
 from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.containers.orbax.library import tensorstore
+from griffin_eval.converters.containers.orbax.remote import tensorstore
 from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.tensors import part_chunks
 from griffin_eval.errors import BadInput

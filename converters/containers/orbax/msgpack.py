@@ -32,20 +32,10 @@ _SIZED = {
     **{0xD9: (1, "str"), 0xDA: (2, "str"), 0xDB: (4, "str")},
     **{0xDC: (2, "list"), 0xDD: (4, "list"), 0xDE: (2, "map"), 0xDF: (4, "map")},
 }
-_NUMBERS = {
-    0xCA: 4,
-    0xCB: 8,
-    0xCC: 1,
-    0xCD: 2,
-    0xCE: 4,
-    0xCF: 8,
-    0xD0: 1,
-    0xD1: 2,
-    0xD2: 4,
-    0xD3: 8,
-}
+_NUMBERS = dict(zip(range(0xCA, 0xD4), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=True))  # bytes
 _EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_OTHER = object()  # an extension that is no array, such as a scalar
 
 
 def read_msgpack(path: Path) -> dict[tuple[str, ...], Any]:
@@ -142,35 +132,19 @@ class _Decoder:
             count, at = int.from_bytes(self._taken(at, width), "big"), at + width
         else:
             raise ValueError(f"the byte {first:#x} at {at - 1}")
-        if kind == "map":
-            return self._map(at, count, depth)
-        if kind == "list":
-            return self._list(at, count, depth)
+        if kind in ("map", "list"):
+            items = []
+            for _ in range(2 * count if kind == "map" else count):
+                item, at = self.value(at, depth + 1)
+                items.append(item)
+            return (_entries(items) if kind == "map" else items), at
         if kind == "ext":
             code, at = self._taken(at, 1)[0], at + 1
             self._taken(at, count)
-            array = self._array(at, at + count, depth) if code == _ARRAY else _Other(code)
+            array = self._array(at, at + count, depth) if code == _ARRAY else _OTHER
             return array, at + count
         content = self._taken(at, count)
         return (str(content, "utf-8") if kind == "str" else _Bytes(at, at + count)), at + count
-
-    def _map(self, at: int, count: int, depth: int) -> tuple[dict[str, Any], int]:
-        entries = {}
-        for _ in range(count):
-            key, at = self.value(at, depth + 1)
-            if not isinstance(key, str | int):
-                raise ValueError("a key that is neither a string nor a number")
-            if str(key) in entries:
-                raise ValueError(f"the key {str(key)!r} twice")
-            entries[str(key)], at = self.value(at, depth + 1)
-        return entries, at
-
-    def _list(self, at: int, count: int, depth: int) -> tuple[list[Any], int]:
-        items = []
-        for _ in range(count):
-            item, at = self.value(at, depth + 1)
-            items.append(item)
-        return items, at
 
     def _array(self, at: int, end: int, depth: int) -> LazyTensor:
         fields, after = self.value(at, depth + 1)
@@ -205,8 +179,13 @@ class _Bytes(NamedTuple):
     stop: int
 
 
-class _Other:
-    """An extension that is no array, such as a scalar."""
-
-    def __init__(self, code: int):
-        self.code = code
+def _entries(items: list[Any]) -> dict[str, Any]:
+    """The entries of a map, given as keys and values in turn."""
+    entries: dict[str, Any] = {}
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, str | int):
+            raise ValueError("a key that is neither a string nor a number")
+        if str(key) in entries:
+            raise ValueError(f"the key {str(key)!r} twice")
+        entries[str(key)] = value
+    return entries

@@ -5,9 +5,9 @@ only which part of a tree holds parameters is found out, and what else there is 
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from griffin_eval.converters.containers.container import Container, in_natural_order
 from griffin_eval.converters.containers.orbax.find import (
@@ -24,9 +24,8 @@ from griffin_eval.converters.containers.orbax.find import (
     strip_leaves,
     subtree_problem,
 )
-from griffin_eval.converters.containers.orbax.library import advice, reason
 from griffin_eval.converters.containers.orbax.msgpack import PLACEHOLDER, read_msgpack
-from griffin_eval.converters.containers.orbax.remote import shown
+from griffin_eval.converters.containers.orbax.remote import advice, reason, shown
 from griffin_eval.converters.containers.orbax.store import Store
 from griffin_eval.converters.tensors import FLOATS, LazyTensor, Region
 from griffin_eval.errors import CheckpointError
@@ -58,11 +57,11 @@ def open_orbax(folder: str | Path, *, item: str | None = None) -> Container:
         MissingExtraError: tensorstore is not installed.
     """
     location = locate(folder, item)
-    found = _open(location.folder, location.subtree)
+    arrays, others, layout, places = _open(location.folder, location.subtree)
     left_out = {f"item {name}": "another item" for name in location.others}
-    left_out |= {"/".join(keys): why for keys, why in found.others.items()}
-    floats = {keys: array for keys, array in found.arrays.items() if array.dtype in FLOATS}
-    for keys, array in found.arrays.items():
+    left_out |= {"/".join(keys): why for keys, why in others.items()}
+    floats = {keys: array for keys, array in arrays.items() if array.dtype in FLOATS}
+    for keys, array in arrays.items():
         if keys not in floats:
             left_out["/".join(keys)] = not_a_parameter(keys, array.dtype, array.shape)
     asked = location.subtree
@@ -90,7 +89,6 @@ def open_orbax(folder: str | Path, *, item: str | None = None) -> Container:
         if name in tensors:
             raise CheckpointError(f"{location.folder} holds two arrays that are called {name!r}")
         tensors[name] = _guarded(location.folder, name, floats[keys])
-    layout = list(found.layout)
     if root:
         layout.append(f"{root} root")
     if location.step is not None:
@@ -100,34 +98,20 @@ def open_orbax(folder: str | Path, *, item: str | None = None) -> Container:
     if location.item is not None:
         layout.append(f"item {location.item}")
     return Container(
-        in_natural_order(tensors), ", ".join(layout), lambda: _files(found), left_out, root
+        in_natural_order(tensors),
+        ", ".join(layout),
+        lambda: _files(location.folder, places),
+        left_out,
+        root,
     )
 
 
-class _Found(NamedTuple):
-    """The arrays of an item.
-
-    Attributes:
-        layout: Words about how they are stored.
-        arrays: Arrays of a subtree by their keys.
-        others: Leaves that can be left out unopened, each with the reason.
-        places: Names of the folders that hold arrays.
-    """
-
-    folder: Path
-    layout: tuple[str, ...]
-    arrays: dict[Keys, LazyTensor]
-    others: dict[Keys, str]
-    places: list[str]
-
-
-def _files(found: _Found) -> Iterable[Path]:
-    folder = found.folder
+def _files(folder: Path, places: Sequence[str]) -> Iterable[Path]:
     if folder.is_file():
         return [folder]
     # Nothing else: a conversion may write into a folder within this one.
     named = [folder / name for name in (TREE_METADATA, MANIFEST, MSGPACK)]
-    stored = (path for place in found.places for path in files_within(folder / place))
+    stored = (path for place in places for path in files_within(folder / place))
     return [*filter(Path.is_file, named), *stored]
 
 
@@ -152,8 +136,15 @@ def _guarded(folder: Path, name: str, array: LazyTensor) -> LazyTensor:
     return dataclasses.replace(array, read=read)
 
 
-def _open(folder: Path, subtree: Keys) -> _Found:
-    """Open the arrays of a subtree."""
+def _open(
+    folder: Path, subtree: Keys
+) -> tuple[dict[Keys, LazyTensor], dict[Keys, str], list[str], list[str]]:
+    """Open the arrays of a subtree.
+
+    Returns:
+        Arrays by their keys; leaves that can be left out unopened, each with the reason; words
+        about how arrays are stored; and the names of the folders that hold them.
+    """
     inside: dict[Keys, LazyTensor] = {}
     stored: dict[Keys, str] = {}
     kinds: dict[Keys, Leaf] = {}
@@ -191,10 +182,10 @@ def _open(folder: Path, subtree: Keys) -> _Found:
             wanted.append(keys)
     where = {k: stored.get(k, ".".join(k)) for k in wanted if k not in inside}
     arrays = {keys: inside[keys] for keys in wanted if keys in inside}
-    layout, places = ("msgpack",), []
+    layout, places = ["msgpack"], []
     if where or not inside:
         store = Store(folder, zarr3, sparse)
-        layout = ("OCDBT" if store.ocdbt else "a folder per array", store.driver)
+        layout = ["OCDBT" if store.ocdbt else "a folder per array", store.driver]
         opened = store.open(list(where.values()))
         places = store.places(where.values())
         arrays |= {keys: opened[name] for keys, name in where.items()}
@@ -208,7 +199,7 @@ def _open(folder: Path, subtree: Keys) -> _Found:
             f"{folder / TREE_METADATA} disagrees with the arrays: {listed(lies)}; they belong to "
             "different checkpoints, or are damaged"
         )
-    return _Found(folder, layout, arrays, others, places)
+    return arrays, others, layout, places
 
 
 def _agree(part: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:

@@ -12,15 +12,16 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from griffin_eval.converters.containers.orbax.find import MANIFEST, MSGPACK, TREE_METADATA
-from griffin_eval.converters.containers.orbax.library import reason, tensorstore
-from griffin_eval.converters.containers.safetensors.files import leads_out
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.converters.containers.safetensors.reader import leads_out
+from griffin_eval.errors import ArgumentError, CheckpointError, MissingExtraError
 from griffin_eval.json_files import absolute_path
+from griffin_eval.messages import DAMAGED
 
 DRIVERS = {"gs": "gcs", "s3": "s3"}  # of tensorstore, by scheme
 _FOLDERS = "GRIFFIN_EVAL_REMOTE_FOLDERS"  # in the environment, so that child processes know them
@@ -156,3 +157,40 @@ def _folders() -> dict[Path, str]:
 def _remove(stage: Path, process: int) -> None:
     if os.getpid() == process:  # not in a fork
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def tensorstore() -> Any:
+    """Return the module, imported when it is needed; MissingExtraError if it is not installed."""
+    try:
+        import tensorstore as ts
+    except ImportError:
+        raise MissingExtraError("tensorstore", "jax") from None
+    return ts
+
+
+def reason(error: BaseException) -> str:
+    """Return the message of tensorstore in one line, without the specification that it repeats.
+    Where an object store answered with an error, its status takes the place of tensorstore's
+    word for it, often "Unknown"."""
+    text = re.sub(r"\s+", " ", str(error).split(" [", 1)[0])
+    text = re.sub(r"^[A-Z_]+: ", "", text)[:500] or type(error).__name__
+    status = _status(error)
+    if status is None:
+        return text
+    before, colon, _ = text.rpartition(": ")
+    return f"{before}{colon}the store answered {status}"
+
+
+def advice(*errors: BaseException) -> str:
+    """Return what to do about something that cannot be read; nothing if a store refuses all of
+    it."""
+    return "" if all(map(_status, errors)) else f"; {DAMAGED}"
+
+
+def _status(error: BaseException) -> str | None:
+    """The status of the HTTP answer that an error is about, with its phrase."""
+    found = re.search(r"http_response_code='(\d{3})'", str(error))
+    if found is None:
+        return None
+    code = int(found[1])
+    return f"{code} {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else str(code)

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from griffin_eval.converters.containers.orbax.find import MANIFEST, PROCESS
-from griffin_eval.converters.containers.orbax.library import advice, reason, tensorstore
-from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
+from griffin_eval.converters.containers.orbax.remote import (
+    advice,
+    context,
+    reason,
+    shown,
+    store_of,
+    tensorstore,
+    url_of,
+)
 from griffin_eval.converters.containers.orbax.stream import ChunkStream, Codec, stream_codec
 from griffin_eval.converters.tensors import (
     Kept,

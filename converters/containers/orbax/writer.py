@@ -18,8 +18,14 @@ from griffin_eval.converters.containers.orbax.find import (
     STEP_METADATA,
     TREE_METADATA,
 )
-from griffin_eval.converters.containers.orbax.library import reason, tensorstore
-from griffin_eval.converters.containers.orbax.remote import context, shown, store_of, url_of
+from griffin_eval.converters.containers.orbax.remote import (
+    context,
+    reason,
+    shown,
+    store_of,
+    tensorstore,
+    url_of,
+)
 from griffin_eval.converters.files import cannot_be_written, write_file, writing
 from griffin_eval.converters.tensors import (
     CHUNK_BYTES,
@@ -77,7 +83,7 @@ class OrbaxWriter(Writer):
     ) -> None:
         super().__init__(Path(folder), specs, FLOATS)
         _check(specs)
-        self.folder, self._closed, self._ts = Path(folder), False, tensorstore()
+        self.folder, self._ts = Path(folder), tensorstore()
         self._chunk, self._parts = chunk, parts or {}
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +100,7 @@ class OrbaxWriter(Writer):
                 }
             )
         )
-        self._declare()
+        self._arrays = self._create()
 
     def _release(self) -> None:
         for pending, _ in self._pending:  # nothing may write there any more
@@ -108,7 +114,7 @@ class OrbaxWriter(Writer):
         if name in self._parts:
             first = next((axis for axis, count in enumerate(grid) if count > 1), 0)
             grid = (*grid[: first + 1], *shape[first + 1 :])
-        array = self._open(name, shape, dtype)
+        array = self._arrays[name]
         pieces = _refilled(chunks, shape, grid, array.dtype.numpy_dtype)
         for region, piece in pieces:
             with self._lock:
@@ -121,8 +127,6 @@ class OrbaxWriter(Writer):
         """Wait for what is being written, and write the metadata. Nothing is fsynced: that is
         the caller's."""
         self._drain(0)
-        if self._closed:
-            return
         leaves = {}
         for name in self._specs:
             keys = name.split("/")
@@ -148,42 +152,31 @@ class OrbaxWriter(Writer):
         write_file(self.folder / STEP_METADATA, json.dumps(step))
         # The last one: without it, nobody takes the folder for a checkpoint.
         write_file(self.folder / TREE_METADATA, json.dumps(tree))
-        self._closed = True
 
-    def _declare(self) -> None:
-        """Write the metadata of every array, in one go: each alone would wait for the chunks."""
-        keys = {name: f"{name.replace('/', '.')}/.zarray" for name in self._specs}
+    def _create(self) -> dict[str, Any]:
+        """Create all arrays at once: each alone would wait for the chunks of others."""
+        arrays, together = {}, self._ts.Transaction()
+        for name, (shape, dtype) in self._specs.items():
+            spec = {
+                "driver": "zarr",
+                "dtype": dtype,
+                "metadata": {
+                    "shape": shape,
+                    "chunks": self._chunks(name),
+                    "compressor": {"id": "zstd", "level": 1},  # of Orbax
+                },
+                "kvstore": {**self._database(), "path": f"{name.replace('/', '.')}/"},
+                "store_data_equal_to_fill_value": True,  # Orbax takes an absent chunk for damage
+                "recheck_cached_data": False,
+                "recheck_cached_metadata": False,
+            }
+            arrays[name] = self._ts.open(
+                spec, context=self._context, create=True, transaction=together
+            )
         try:
-            store = self._ts.KvStore.open(self._database(), context=self._context).result()
-            with self._ts.Transaction() as transaction:
-                for name, (_, dtype) in self._specs.items():
-                    metadata = {
-                        **self._metadata(name),
-                        "zarr_format": 2,
-                        "dtype": dtype if dtype == "bfloat16" else f"<f{ITEM_BYTES[dtype]}",
-                        "fill_value": None,
-                        "filters": None,
-                        "order": "C",
-                        "dimension_separator": ".",
-                    }
-                    store.with_transaction(transaction)[keys[name]] = json.dumps(metadata)
-        except (ValueError, OSError) as error:
-            raise self._refused(error) from None
-
-    def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
-        spec = {
-            "driver": "zarr",
-            "dtype": dtype,
-            "metadata": self._metadata(name),
-            "kvstore": {**self._database(), "path": f"{name.replace('/', '.')}/"},
-            "store_data_equal_to_fill_value": True,  # Orbax takes an absent chunk for damage
-            "recheck_cached_data": False,
-            "recheck_cached_metadata": False,
-        }
-        try:
-            return self._ts.open(
-                spec, context=self._context, open=True, assume_metadata=True
-            ).result()
+            opened = {name: array.result() for name, array in arrays.items()}
+            together.commit_sync()
+            return {name: array.with_transaction(None) for name, array in opened.items()}
         except (ValueError, OSError) as error:
             raise self._refused(error) from None
 
@@ -210,13 +203,6 @@ class OrbaxWriter(Writer):
         if name in self._parts:
             return part_chunks(shape, self._parts[name], ITEM_BYTES[dtype], self._chunk)
         return chunk_shape(shape, ITEM_BYTES[dtype], self._chunk)
-
-    def _metadata(self, name: str) -> dict[str, Any]:
-        return {
-            "shape": self._specs[name][0],
-            "chunks": self._chunks(name),
-            "compressor": {"id": "zstd", "level": 1},  # of Orbax
-        }
 
     def _drain(self, allowed: int) -> None:
         """Wait until at most so many bytes are in flight."""

@@ -8,28 +8,20 @@ file's memory in place.
 
 import json
 import math
-import os
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from griffin_eval.converters.containers.container import Specs, Writer
-from griffin_eval.converters.containers.safetensors.files import CODES, INDEX_FILE, SINGLE_FILE
-from griffin_eval.converters.files import write_all, write_array, write_file, writing
+from griffin_eval.converters.containers.safetensors.reader import CODES, INDEX_FILE, SINGLE_FILE
+from griffin_eval.converters.files import write_array, write_file, writing
 from griffin_eval.converters.tensors import ITEM_BYTES, Shape, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
 
 _ALIGNMENT = 64
-
-
-class _Slot(NamedTuple):
-    """The place of one tensor in the output: a file, and the byte at which the tensor begins."""
-
-    file: str
-    start: int
 
 
 class SafetensorsWriter(Writer):
@@ -68,26 +60,21 @@ class SafetensorsWriter(Writer):
             for file, names in _plan(self._sizes, max_shard_size).items()
         }
         self._headers: dict[str, bytes] = {}
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, tuple[str, int]] = {}  # file of a tensor, and its first byte there
         self.nbytes: dict[str, int] = {}
         for file, names in self.shards.items():
             self._lay_out(file, {name: specs[name] for name in names})
-        self._left = {file: len(names) for file, names in self.shards.items()}
-        self._open: dict[str, int] = {}
 
     def _write(self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]") -> None:
         file, start = self._slots[name]
         with writing(self.folder / file):
             with self._lock:
-                if file not in self._open:
-                    self._open[file] = self._begin(file)
-                descriptor = self._open[file]
-            write_array(descriptor, start, shape, numpy_dtype(dtype), chunks)
-            with self._lock:
-                self._left[file] -= 1
-                last = not self._left[file]
-            if last:
-                self._complete(file)
+                if header := self._headers.pop(file, None):  # once
+                    with open(self.folder / file, "wb") as handle:
+                        handle.write(header)
+                        handle.truncate(self.nbytes[file])
+            with open(self.folder / file, "r+b", buffering=0) as handle:
+                write_array(handle.fileno(), start, shape, numpy_dtype(dtype), chunks)
 
     def _finish(self) -> None:
         """Write the index, if there are several shards."""
@@ -97,49 +84,26 @@ class SafetensorsWriter(Writer):
                     "total_parameters": self._parameters,
                     "total_size": sum(self._sizes.values()),
                 },
-                "weight_map": {name: slot.file for name, slot in self._slots.items()},
+                "weight_map": {name: file for name, (file, _) in self._slots.items()},
             }
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             write_file(self.folder / INDEX_FILE, text)
 
     def _lay_out(self, file: str, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        end = 0
+        begins, end = {}, 0
         for name, (shape, dtype) in specs.items():
-            begin, end = end, end + self._sizes[name]
+            begins[name], end = end, end + self._sizes[name]
             header[name] = {
                 "dtype": CODES[dtype],
                 "shape": list(shape),
-                "data_offsets": [begin, end],
+                "data_offsets": [begins[name], end],
             }
-            self._slots[name] = _Slot(file, begin)
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-(8 + len(text)) % _ALIGNMENT)  # spaces, as the library pads too
         self._headers[file] = data = struct.pack("<Q", len(text)) + text
-        for name in specs:
-            slot = self._slots[name]
-            self._slots[name] = slot._replace(start=len(data) + slot.start)
+        self._slots |= {name: (file, len(data) + begin) for name, begin in begins.items()}
         self.nbytes[file] = len(data) + end
-
-    def _begin(self, file: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        descriptor = os.open(self.folder / file, flags, 0o666)
-        os.ftruncate(descriptor, self.nbytes[file])
-        write_all(descriptor, self._headers[file], 0)
-        return descriptor
-
-    def _complete(self, file: str) -> None:
-        with self._lock:
-            descriptor = self._open.pop(file)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _release(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
 
 
 def output_files(specs: Specs, max_shard_size: int) -> dict[str, str]:
