@@ -25,17 +25,18 @@ from griffin_eval.converters.containers.container import Container, natural_key
 from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS, open_container
 from griffin_eval.converters.formats import FORMATS, Format, formats_of
-from griffin_eval.converters.mismatches import compare, has_own_head
-from griffin_eval.converters.naming.checks import failed_checks
-from griffin_eval.converters.naming.stacks import fit_stacks, place_stacks
+from griffin_eval.converters.mismatches import mismatches, stored_head
+from griffin_eval.converters.naming.parameters import failed_checks
 from griffin_eval.converters.naming.tables import (
     EMBEDDING,
     Binding,
     NameRule,
     Names,
     canonical_shapes,
+    fit_stacks,
     foreign_name,
     matches,
+    place_stacks,
     write_out,
 )
 from griffin_eval.converters.naming.trainers import recognised
@@ -117,20 +118,26 @@ def _examine(known: Inspection, kind: str, names: Names | None, overrides: Overr
     known.left_out = {**known.left_out, **ignored}
     known.config, known.origins = config, _ = _find_config(known, table, names, overrides)
     known.bindings = write_out(table, config)
-    if config.tie_embeddings and has_own_head(container, table, known.bindings, ignored):
-        # The output head is not the embedding, whatever the files say.
+    tensors = {name: t for name, t in container.tensors.items() if name not in ignored}
+    stored = stored_head(tensors, table, known.bindings) if config.tie_embeddings else None
+    if stored is not None and stored[1]:
+        del tensors[head := stored[0]]
+        known.notes = {"lm_head": f"{head!r} equals the embedding, and is tied to it"}
+        known.left_out = {**known.left_out, head: "equal to the embedding, and tied to it"}
+    elif stored is not None:  # whatever the files say
         known.config = config = dataclasses.replace(config, tie_embeddings=False)
         known.origins = {**known.origins, "tie_embeddings": "the output head"}
         known.bindings = write_out(table, config)
-    outcome = compare(container, table, known.bindings, config, names, ignored)
-    known.left_out, known.notes = {**known.left_out, **outcome.left_out}, outcome.notes
-    if outcome.problems:
+    problems, fits_config = mismatches(
+        tensors, table, known.bindings, config, names, container.left_out
+    )
+    if problems:
         named = "" if names is None else f" as {names.path} names them"
-        belong = _has_config(known) and not outcome.fits_config
+        belong = _has_config(known) and not fits_config
         advice = "; check that config.json and weights belong together" if belong else ""
         known.problems = [
             f"{known.path} does not hold the parameters of its config{named}: "
-            f"{'; '.join(outcome.problems)}{advice}"
+            f"{'; '.join(problems)}{advice}"
         ]
     if names is not None:
         _check_names(known, config, names, overrides.accept_differences)

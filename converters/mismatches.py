@@ -2,11 +2,10 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.containers.container import Container, natural_key
+from griffin_eval.converters.containers.container import natural_key
 from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.converters.naming.tables import (
     EMBEDDING,
@@ -21,76 +20,46 @@ from griffin_eval.layout import param_specs
 from griffin_eval.messages import listed
 
 
-class Comparison(NamedTuple):
-    """The outcome of `compare`.
-
-    Attributes:
-        problems: Clauses for people; none if the container holds the parameters of the config.
-        left_out: Tensors that are no parameters, each with the reason.
-        notes: Further facts that a conversion should record.
-        fits_config: Whether names and shapes are those that the config asks for.
-    """
-
-    problems: list[str]
-    left_out: dict[str, str]
-    notes: dict[str, str]
-    fits_config: bool
-
-
-def compare(
-    container: Container,
+def mismatches(
+    tensors: Mapping[str, LazyTensor],
     table: Sequence[NameRule],
     bindings: Sequence[Binding],
     config: GriffinConfig,
     names: Names | None,
-    ignored: Mapping[str, str],
-) -> Comparison:
-    """Compare the tensors of a container with those of a table, written out as ``bindings`` for a
-    config. ``names`` is the user's table, if it is one, and ``ignored`` what that leaves out."""
-    tensors = {name: t for name, t in container.tensors.items() if name not in ignored}
-    left_out, notes = {}, {}
-    head = foreign_name(table, HEAD)
-    if config.tie_embeddings and _stored_twice(tensors, table, bindings) is not None:
-        del tensors[head]
-        notes["lm_head"] = f"{head!r} equals the embedding, and is tied to it"
-        left_out[head] = "equal to the embedding, and tied to it"
+    left_out: Mapping[str, str],
+) -> tuple[list[str], bool]:
+    """Compare tensors with those of a table, written out as ``bindings`` for a config.
+
+    Args:
+        names: User's table, if it is one.
+        left_out: Whatever the container holds beside tensors, each with the reason.
+
+    Returns:
+        Clauses for people, none if the tensors hold the parameters of the config; and whether
+        names and shapes are those that it asks for.
+    """
     file = None if names is None else names.path.name
-    problems = _coverage(bindings, config, file) if file is not None else []
-    fits = _names_and_shapes(tensors, table, bindings, file, container.left_out)
-    problems += fits + _dtypes(tensors, bindings)
-    return Comparison(problems, left_out, notes, not fits)
+    clauses = [] if file is None else _coverage(bindings, config, file)
+    others = _names_and_shapes(tensors, table, bindings, file, left_out)
+    return clauses + others + _dtypes(tensors, bindings), not others
 
 
-def has_own_head(
-    container: Container,
-    table: Sequence[NameRule],
-    bindings: Sequence[Binding],
-    ignored: Mapping[str, str],
-) -> bool:
-    """Whether a container has an output head that is not the embedding, bit for bit."""
-    tensors = {name: t for name, t in container.tensors.items() if name not in ignored}
-    stored = _stored_twice(tensors, table, bindings)
-    if stored is None:
-        return False
-    head, embedding = stored
-    (rule,) = [rule for rule in table if rule.foreign == head]
-    one, other = tensors[head], tensors[embedding.foreign]
-    shape = rule.op.foreign_shape(embedding.canonical[0].shape)
-    if rule.change != embedding.change or (one.shape, other.shape) != (shape, embedding.shape):
-        return True
-    (one,), (other,) = rule.op.to_canonical(one), embedding.op.to_canonical(other)
-    return not same_bits(one, other)
-
-
-def _stored_twice(
+def stored_head(
     tensors: Mapping[str, LazyTensor], table: Sequence[NameRule], bindings: Sequence[Binding]
-) -> tuple[str, Binding] | None:
-    """The name of an output head and the binding of the embedding, if both are there."""
+) -> tuple[str, bool] | None:
+    """Return the name of an output head, and whether it is the embedding, bit for bit; None if
+    not both are there."""
     head = foreign_name(table, HEAD)
     embedding = next((b for b in bindings if b.canonical[0].name == EMBEDDING), None)
     if head not in tensors or embedding is None or embedding.foreign not in tensors:
         return None
-    return head, embedding
+    (rule,) = [rule for rule in table if rule.foreign == head]
+    one, other = tensors[head], tensors[embedding.foreign]
+    shape = rule.op.foreign_shape(embedding.canonical[0].shape)
+    if rule.change != embedding.change or (one.shape, other.shape) != (shape, embedding.shape):
+        return head, False
+    (one,), (other,) = rule.op.to_canonical(one), embedding.op.to_canonical(other)
+    return head, same_bits(one, other)
 
 
 def _coverage(bindings: Sequence[Binding], config: GriffinConfig, file: str) -> list[str]:
@@ -100,16 +69,16 @@ def _coverage(bindings: Sequence[Binding], config: GriffinConfig, file: str) -> 
     lacking = [name for name in param_specs(config) if name not in given]
     twice = [name for name, count in given.items() if count > 1]
     named = list(dict.fromkeys(name for (name, _), count in uses.items() if count > 1))
-    clauses = (
-        (lacking, "parameters that no row of {} gives"),
-        (twice, "parameters that several rows of {} give"),
-        (named, "tensors that several rows of {} name"),
-    )
     return [
-        f"{len(names)} {said.format(file)} ({listed(names, repr)})"
-        for names, said in clauses
-        if names
+        *_clause(lacking, f"parameters that no row of {file} gives ({{}})"),
+        *_clause(twice, f"parameters that several rows of {file} give ({{}})"),
+        *_clause(named, f"tensors that several rows of {file} name ({{}})"),
     ]
+
+
+def _clause(names: Collection[str], said: str, show: Callable[[str], str] = repr) -> list[str]:
+    """A clause with the number of names, and with those in the place of ``{}``; none for none."""
+    return [f"{len(names)} {said.replace('{}', listed(names, show))}"] if names else []
 
 
 def _shower(bindings: Sequence[Binding]) -> Callable[[str], str]:
@@ -138,26 +107,29 @@ def _names_and_shapes(
     """Return clauses about names and shapes that are not those the config asks for. ``file`` is the
     name of the user's table, and ``left_out`` what the container holds beside tensors."""
     expected: dict[str, Shape] = {b.foreign: b.shape for b in bindings if b.foreign}
-    show, clauses = _shower(bindings), []
+    show = _shower(bindings)
     bare = [n for n in tensors if n not in expected and f"model.{n}" in expected]
-    if bare:
-        clauses.append(
-            f"{len(bare)} names lack the prefix 'model.' ({listed(bare, repr)}), as a bare "
-            "RecurrentGemmaModel saves them: save the RecurrentGemmaForCausalLM instead"
-        )
     present = {*tensors, *(f"model.{name}" for name in bare)}
     missing = sorted(expected.keys() - present, key=natural_key)
+    unexpected = [name for name in tensors if name not in {*expected, *bare}]
+    uses = Counter(binding.foreign for binding in bindings)
+    stacks = {rule.foreign: rule.stack for rule in table if rule.foreign in uses}
+    beyond = {
+        name: f"{show(name)}: {uses[name]} of {len(stack)}"
+        for name, stack in stacks.items()
+        if isinstance(stack, Sequence) and uses[name] != len(stack)
+    }
+    reshaped = {
+        name: f"{show(name)} is {tensors[name].shape}, expected {shape}"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    }
 
     def show_missing(name: str) -> str:
         for key, why in left_out.items():
             if f"/{key}".endswith(f"/{name}") and "not floating point" in why:
                 return f"{show(name)}, which is {why}"
         return show(name)
-
-    if missing:
-        clauses.append(f"{len(missing)} missing ({listed(missing, show_missing)})")
-    known = {*expected, *bare}
-    unexpected = [name for name in tensors if name not in known]
 
     def hint(name: str) -> str:
         # A renamed key is near one that is missing; a surplus layer near one that is there.
@@ -166,41 +138,32 @@ def _names_and_shapes(
                 return f"{name!r}, nearest {show(near[0])}"
         return repr(name)
 
-    if unexpected:
-        more = ""
-        if file is not None:
-            more = f", which no row of {file} names"
-        elif missing and not expected.keys() & tensors.keys():
-            more = ": if they are named otherwise, give a table of names (--names, names=)"
-        clauses.append(f"{len(unexpected)} unexpected ({listed(unexpected, hint)}){more}")
-    uses = Counter(binding.foreign for binding in bindings)
-    stacks = {rule.foreign: rule.stack for rule in table if rule.foreign in uses}
-    beyond = {
-        name: f"{uses[name]} of {len(stack)}"
-        for name, stack in stacks.items()
-        if isinstance(stack, Sequence) and uses[name] != len(stack)
-    }
-    if beyond:
-        text = listed(beyond, lambda name: f"{show(name)}: {beyond[name]}")
-        clauses.append(f"{len(beyond)} stacks with layers that the model lacks ({text})")
-    reshaped = [n for n, shape in expected.items() if n in tensors and tensors[n].shape != shape]
-    if reshaped:
-        text = listed(
-            reshaped, lambda n: f"{show(n)} is {tensors[n].shape}, expected {expected[n]}"
-        )
-        clauses.append(f"{len(reshaped)} of another shape ({text})")
-    return clauses
+    more = ""
+    if file is not None:
+        more = f", which no row of {file} names"
+    elif missing and not expected.keys() & tensors.keys():
+        more = ": if they are named otherwise, give a table of names (--names, names=)"
+    return [
+        *_clause(
+            bare,
+            "names lack the prefix 'model.' ({}), as a bare RecurrentGemmaModel saves them: save "
+            "the RecurrentGemmaForCausalLM instead",
+        ),
+        *_clause(missing, "missing ({})", show_missing),
+        *_clause(unexpected, f"unexpected ({{}}){more}", hint),
+        *_clause(beyond, "stacks with layers that the model lacks ({})", beyond.__getitem__),
+        *_clause(reshaped, "of another shape ({})", reshaped.__getitem__),
+    ]
 
 
 def _dtypes(tensors: Mapping[str, LazyTensor], bindings: Sequence[Binding]) -> list[str]:
     """A clause about parameters of dtypes that are not read."""
     show, names = _shower(bindings), dict.fromkeys(b.foreign for b in bindings)
     refused = [n for n in names if n in tensors and tensors[n].dtype not in FLOATS]
-    if not refused:
-        return []
-    text = listed(refused, lambda name: f"{show(name)} is {tensors[name].dtype}")
-    return [
-        f"{len(refused)} of a dtype other than {', '.join(FLOATS)} ({text}), without scales of a "
-        "quantisation that is read: save them in one of these dtypes, or with the scales that "
-        "bitsandbytes or MLX saves beside them"
-    ]
+    return _clause(
+        refused,
+        f"of a dtype other than {', '.join(FLOATS)} ({{}}), without scales of a quantisation that "
+        "is read: save them in one of these dtypes, or with the scales that bitsandbytes or MLX "
+        "saves beside them",
+        lambda name: f"{show(name)} is {tensors[name].dtype}",
+    )

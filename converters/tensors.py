@@ -129,13 +129,13 @@ def assembled(shape: Shape, dtype: str, pieces: "Iterable[np.ndarray]") -> "np.n
     return out
 
 
-def zeros(shape: Shape, dtype: str) -> LazyTensor:
-    """Return a tensor of zeros."""
+def filled(shape: Shape, dtype: str, value: float = 0.0) -> LazyTensor:
+    """Return a tensor of one number."""
 
     def read(region: Region) -> "np.ndarray":
         import numpy as np
 
-        return np.zeros(shape_of(region), numpy_dtype(dtype))
+        return np.full(shape_of(region), value, numpy_dtype(dtype))
 
     return LazyTensor(shape, dtype, read)
 

@@ -3,63 +3,49 @@
 from griffin_eval.converters.naming.ops import SAME, SPLIT, SPLIT_BIAS, TAPS, TRANSPOSE, Op
 from griffin_eval.converters.naming.tables import NameRule
 
+_LAYER = "model.layers.{layer}."
+
 
 def _deepmind(separator: str, kernel: str, linear: Op) -> tuple[NameRule, ...]:
     """DeepMind's names. Its two libraries differ in how paths are joined and in linear weights."""
-    layer, temporal = "model.layers.{layer}.", "model.layers.{layer}.temporal_block."
-    lru, mlp = temporal + "rg_lru.", "model.layers.{layer}.mlp_block."
-    rows = [
+    temporal, lru, mlp = "temporal_block.", "temporal_block.rg_lru.", "mlp_block."
+    rows: dict[str, tuple[Op, *tuple[str, ...]]] = {
+        "temporal_pre_norm/scale": (SAME, "temporal_pre_norm.weight"),
+        "channel_pre_norm/scale": (SAME, "channel_pre_norm.weight"),
+        f"mlp_block/ffw_down/{kernel}": (linear, f"{mlp}down_proj.weight"),
+        "mlp_block/ffw_down/bias": (SAME, f"{mlp}down_proj.bias"),
+        "mlp_block/ffw_up/w": (SPLIT, f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
+        "mlp_block/ffw_up/b": (SPLIT_BIAS, f"{mlp}gate_proj.bias", f"{mlp}up_proj.bias"),
+        "recurrent_block/conv_1d/w": (TAPS, f"{temporal}conv_1d.weight"),
+        "recurrent_block/conv_1d/b": (SAME, f"{temporal}conv_1d.bias"),
+        "recurrent_block/rg_lru/a_param": (SAME, f"{lru}recurrent_param"),
+        "attention_block/proj_final/bias": (SAME, f"{temporal}o_proj.bias"),
+    }
+    for theirs, ours in (("input_gate", "input"), ("a_gate", "recurrent")):
+        rows[f"recurrent_block/rg_lru/{theirs}/w"] = SAME, f"{lru}{ours}_gate_weight"
+        rows[f"recurrent_block/rg_lru/{theirs}/b"] = SAME, f"{lru}{ours}_gate_bias"
+    for name in ("linear_x", "linear_y", "linear_out"):
+        rows[f"recurrent_block/{name}/{kernel}"] = linear, f"{temporal}{name}.weight"
+        rows[f"recurrent_block/{name}/bias"] = SAME, f"{temporal}{name}.bias"
+    for theirs, ours in (("q", "q"), ("k", "k"), ("v", "v"), ("final", "o")):
+        rows[f"attention_block/proj_{theirs}/{kernel}"] = linear, f"{temporal}{ours}_proj.weight"
+    rules = [
         NameRule("embedder/input_embedding", ("model.embed_tokens.weight",), SAME),
         NameRule("lm_head/" + kernel, ("lm_head.weight",), linear),
         NameRule("final_norm/scale", ("model.final_norm.weight",), SAME),
-        NameRule(
-            "blocks.{layer}/temporal_pre_norm/scale", (layer + "temporal_pre_norm.weight",), SAME
-        ),
-        NameRule(
-            "blocks.{layer}/channel_pre_norm/scale", (layer + "channel_pre_norm.weight",), SAME
-        ),
-        NameRule(
-            f"blocks.{{layer}}/mlp_block/ffw_down/{kernel}", (mlp + "down_proj.weight",), linear
-        ),
-        NameRule("blocks.{layer}/mlp_block/ffw_down/bias", (mlp + "down_proj.bias",), SAME),
-        NameRule(
-            "blocks.{layer}/mlp_block/ffw_up/w",
-            (mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-            SPLIT,
-        ),
-        NameRule(
-            "blocks.{layer}/mlp_block/ffw_up/b",
-            (mlp + "gate_proj.bias", mlp + "up_proj.bias"),
-            SPLIT_BIAS,
-        ),
-        NameRule("blocks.{layer}/recurrent_block/conv_1d/w", (temporal + "conv_1d.weight",), TAPS),
-        NameRule("blocks.{layer}/recurrent_block/conv_1d/b", (temporal + "conv_1d.bias",), SAME),
-        NameRule("blocks.{layer}/recurrent_block/rg_lru/a_param", (lru + "recurrent_param",), SAME),
     ]
-    for theirs, ours in (("input_gate", "input"), ("a_gate", "recurrent")):
-        gate = f"blocks.{{layer}}/recurrent_block/rg_lru/{theirs}/"
-        rows.append(NameRule(gate + "w", (f"{lru}{ours}_gate_weight",), SAME))
-        rows.append(NameRule(gate + "b", (f"{lru}{ours}_gate_bias",), SAME))
-    for name in ("linear_x", "linear_y", "linear_out"):
-        path = f"blocks.{{layer}}/recurrent_block/{name}/"
-        rows.append(NameRule(path + kernel, (f"{temporal}{name}.weight",), linear))
-        rows.append(NameRule(path + "bias", (f"{temporal}{name}.bias",), SAME))
-    for theirs, ours in (("q", "q"), ("k", "k"), ("v", "v"), ("final", "o")):
-        path = f"blocks.{{layer}}/attention_block/proj_{theirs}/"
-        rows.append(NameRule(path + kernel, (f"{temporal}{ours}_proj.weight",), linear))
-    rows.append(
-        NameRule(
-            "blocks.{layer}/attention_block/proj_final/bias", (temporal + "o_proj.bias",), SAME
+    for foreign, (op, *names) in rows.items():
+        rules.append(
+            NameRule("blocks.{layer}/" + foreign, tuple(_LAYER + name for name in names), op)
         )
-    )
-    return tuple(row._replace(foreign=row.foreign.replace("/", separator)) for row in rows)
+    return tuple(rule._replace(foreign=rule.foreign.replace("/", separator)) for rule in rules)
 
 
 DEEPMIND_FLAX = (
     *_deepmind("/", "kernel", TRANSPOSE),
     NameRule(  # with lru_only_real=False, an option that the torch library lacks
         "blocks.{layer}/recurrent_block/rg_lru/a_imag_param",
-        ("model.layers.{layer}.temporal_block.rg_lru.imaginary_param",),
+        (_LAYER + "temporal_block.rg_lru.imaginary_param",),
         SAME,
     ),
 )

@@ -8,10 +8,10 @@ from griffin_eval.converters.tensors import (
     LazyTensor,
     Shape,
     expanded,
+    filled,
     index,
     stacked,
     transposed,
-    zeros,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Op(NamedTuple):
 
 def _of_shape(shape: Shape) -> LazyTensor:
     """A tensor of which only the shape matters."""
-    return zeros(shape, "float32")
+    return filled(shape, "float32")
 
 
 SAME = Op("as it is", lambda x: (x,), lambda x: x)

@@ -1,10 +1,28 @@
-"""The parameters of a model as lazy tensors, made of the tensors of a container."""
+"""The parameters of a model as lazy tensors, made of the tensors of a container; and tensors that
+are no parameters, but must be what a table of names expects of them.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from griffin_eval.converters.naming.tables import EMBEDDING, Binding
-from griffin_eval.converters.tensors import Kept, LazyTensor, changed, cut, index, zeros
+from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.containers.container import Container
+from griffin_eval.converters.naming.ops import Change
+from griffin_eval.converters.naming.tables import EMBEDDING, Binding, Names, matches
+from griffin_eval.converters.tensors import (
+    FLOATS,
+    Kept,
+    LazyTensor,
+    changed,
+    cut,
+    filled,
+    index,
+    together,
+)
+from griffin_eval.messages import listed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Parameter(NamedTuple):
@@ -32,7 +50,7 @@ def parameters_of(
         if not binding.foreign:
             (spec,) = binding.canonical
             beside = homes.get(spec.name.removesuffix("bias") + "weight") or homes[EMBEDDING]
-            tensor = zeros(spec.shape, tensors[beside].dtype)
+            tensor = filled(spec.shape, tensors[beside].dtype)
             parameters[spec.name] = Parameter(tensor, None, "")
             continue
         stored = tensors[binding.foreign]
@@ -57,3 +75,52 @@ def _canonical(binding: Binding, stored: LazyTensor, kept: Kept) -> Sequence[Laz
         parts += binding.op.to_canonical(cut(stored, binding.cut, start, stop))
         start = stop
     return parts
+
+
+def failed_checks(
+    container: Container, bindings: Sequence[Binding], config: GriffinConfig, names: Names
+) -> list[str]:
+    """Compare the tensors that a table of names checks, those of them that are there; return a
+    clause for each check that fails."""
+    problems, tensors = [], container.tensors
+    for check in names.checks:
+        change, what = None, f"{check.value:g} everywhere" if check.value is not None else ""
+        if check.value is None:
+            (parameter,) = check.rule.canonical
+            what = f"{parameter} once more"
+            (home,) = (tensors[b.foreign] for b in bindings if b.canonical[0].name == parameter)
+            change = check.rule.change and check.rule.change.of(config.width)
+        wrong = []
+        for _, name, _ in matches([check.rule], tensors):
+            if check.value is not None:
+                home = filled(tensors[name].shape, "float64", check.value)
+            if not _once_more(home, tensors[name], change):
+                wrong.append(name)
+        if wrong:
+            problems.append(f"{listed(wrong, repr)}: expected {what}, as {names.path.name} says")
+    return problems
+
+
+def _once_more(home: LazyTensor, copy: LazyTensor, change: Change | None) -> bool:
+    """Whether a tensor, once it is changed, is another one to within the rounding of both."""
+    import numpy as np
+
+    if home.shape != copy.shape or copy.dtype not in FLOATS:
+        return False
+    factor = 1.0 if change is None else abs(float(change.factor))
+    for expected, again in together(home.pieces(), copy.pieces()):
+        (eps, least), (eps_again, least_again) = _rounding(expected), _rounding(again)
+        expected, again = expected.astype(np.float64), again.astype(np.float64)
+        again = again if change is None else change.apply(again)
+        limit = max(eps, eps_again) * np.abs(expected) + least + factor * least_again
+        if not np.all(np.abs(again - expected) <= limit):
+            return False
+    return True
+
+
+def _rounding(values: "np.ndarray") -> tuple[float, float]:
+    """Twice the largest relative error of rounding to a dtype, and the smallest step in it."""
+    import ml_dtypes
+
+    facts = ml_dtypes.finfo(values.dtype)
+    return float(facts.eps), float(facts.smallest_subnormal)

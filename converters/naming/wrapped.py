@@ -7,9 +7,8 @@ layer lacks the name in front. Of two names of one tied matrix some tools keep e
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from griffin_eval.converters.containers.container import Container, in_natural_order, natural_key
 from griffin_eval.converters.containers.orbax.find import is_optimizer
@@ -31,15 +30,8 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _STATES = ("optimizers.", "scheduler.", "lr_scheduler.", "scaler.", "rng")
 _LAST_NORM = "model.final_norm.weight"  # in every model, once
 
-
 _Table = Sequence[NameRule]
-
-
-class _Renaming(NamedTuple):
-    """The old name of every tensor by its new name, and phrases about what was done."""
-
-    names: Mapping[str, str]
-    notes: Sequence[str]
+_Renaming = dict[str, str]  # the old name of every tensor by its new name
 
 
 def unwrapped(
@@ -62,44 +54,47 @@ def unwrapped(
     Raises:
         CheckpointError: the parameters lie below a name beside other tensors.
     """
-    renaming = _Renaming({name: name for name in container.tensors}, ())
+    names, notes = {name: name for name in container.tensors}, []
     separator = "/" if kind == "orbax" else "."
-    renaming = _without_wrappers(renaming, separator)
+    names = _without_wrappers(names, separator, notes)
     if kind == "torch":
-        renaming = _without_state(renaming)
+        names = _without_state(names, notes)
     norms = [foreign_name(table, _LAST_NORM) for table in tables]
-    if not any(norm in renaming.names for norm in norms):
+    if not any(norm in names for norm in norms):
         bare = _LAST_NORM.removeprefix("model.")
-        prefixes = _prefixes(renaming.names, norms) or _prefixes(renaming.names, [bare])
+        prefixes = _prefixes(names, norms) or _prefixes(names, [bare])
         if prefixes:
-            renaming = _without_prefix(renaming, prefixes, container, path, has_items)
+            _check_prefixes(names, prefixes, container, path, has_items)
+            notes.append(f"names read without the prefix {prefixes[0]!r}")
+            names = {name.removeprefix(prefixes[0]): old for name, old in names.items()}
         if tied:
-            renaming = _with_prefix(renaming, tables, separator)
+            names = _with_prefix(names, tables, separator, notes)
     if tied:
-        renaming = _with_embedding(renaming, tables)
-    if not renaming.notes:
+        names = _with_embedding(names, tables, notes)
+    if not notes:
         return container
-    said = ", ".join(renaming.notes)
+    said = ", ".join(notes)
     logger.info("%s: %s", path, said)
-    others = sorted(container.tensors.keys() - renaming.names.values(), key=natural_key)
+    others = sorted(container.tensors.keys() - names.values(), key=natural_key)
     return dataclasses.replace(
         container,
-        tensors=in_natural_order({n: container.tensors[old] for n, old in renaming.names.items()}),
+        tensors=in_natural_order({n: container.tensors[old] for n, old in names.items()}),
         layout=f"{container.layout}, {said}",
         left_out=container.left_out | dict.fromkeys(others, "state of a training"),
     )
 
 
-def _without_wrappers(renaming: _Renaming, separator: str) -> _Renaming:
-    new: dict[str, str] = {}
+def _without_wrappers(names: _Renaming, separator: str, notes: list[str]) -> _Renaming:
+    new: _Renaming = {}
     removed: dict[str, None] = {}
-    for name in renaming.names:
+    for name in names:
         parts = name.split(separator)
         removed |= dict.fromkeys(part for part in parts if part in _WRAPPERS)
         new[separator.join(part for part in parts if part not in _WRAPPERS)] = name
-    if not removed or len(new) < len(renaming.names):
-        return renaming
-    return _Renaming(new, [*renaming.notes, f"names read without {' and '.join(removed)}"])
+    if not removed or len(new) < len(names):
+        return names
+    notes.append(f"names read without {' and '.join(removed)}")
+    return new
 
 
 def _prefixes(names: Iterable[str], norms: Iterable[str]) -> list[str]:
@@ -113,16 +108,14 @@ def _prefixes(names: Iterable[str], norms: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(found), key=natural_key)
 
 
-def _without_prefix(
-    renaming: _Renaming, prefixes: Sequence[str], container: Container, path: Path, has_items: bool
-) -> _Renaming:
-    """Remove the prefix of every name; CheckpointError if there are several, or names without
-    it."""
+def _check_prefixes(
+    names: _Renaming, prefixes: Sequence[str], container: Container, path: Path, has_items: bool
+) -> None:
+    """Raise CheckpointError if there are several prefixes, or names without the one there is."""
     (prefix, *others) = prefixes
-    beside = [name for name in renaming.names if not name.startswith(prefix)]
+    beside = [name for name in names if not name.startswith(prefix)]
     if not beside and not others:
-        new = {name.removeprefix(prefix): old for name, old in renaming.names.items()}
-        return _Renaming(new, [*renaming.notes, f"names read without the prefix {prefix!r}"])
+        return
     root = container.root
     items = ["/".join(filter(None, (root, each[:-1]))) for each in prefixes]
     if not has_items or (prefix.endswith(".") and (root or any("." in item for item in items))):
@@ -140,40 +133,42 @@ def _without_prefix(
     )
 
 
-def _without_state(renaming: _Renaming) -> _Renaming:
+def _without_state(names: _Renaming, notes: list[str]) -> _Renaming:
     """Leave out what a trainer saves beside the model, as it is left out of an Orbax tree."""
-    names = {n: old for n, old in renaming.names.items() if not _is_training_state(n)}
-    if len(names) in (0, len(renaming.names)):
-        return renaming
-    return _Renaming(names, [*renaming.notes, "state of a training left out"])
+    model = {
+        name: old
+        for name, old in names.items()
+        if not is_optimizer((name.partition(".")[0],)) and not name.startswith(_STATES)
+    }
+    if len(model) in (0, len(names)):
+        return names
+    notes.append("state of a training left out")
+    return model
 
 
-def _is_training_state(name: str) -> bool:
-    return is_optimizer((name.partition(".")[0],)) or name.startswith(_STATES)
-
-
-def _with_prefix(renaming: _Renaming, tables: Sequence[_Table], separator: str) -> _Renaming:
+def _with_prefix(
+    names: _Renaming, tables: Sequence[_Table], separator: str, notes: list[str]
+) -> _Renaming:
     """Add the prefix that a model saved without its output layer lacks."""
     canonical = any(table in (CANONICAL, CANONICAL_PATHS) for table in tables)
     prefix = f"model{separator}"
     bare = {separator.join(name.split(".")[1:]) for name in (_LAST_NORM, EMBEDDING)}
     head = separator.join(HEAD.split("."))
-    if not canonical or not bare <= renaming.names.keys() or head in renaming.names:
-        return renaming
-    new = {prefix + name: old for name, old in renaming.names.items()}
-    return _Renaming(new, [*renaming.notes, f"names read with the prefix {prefix!r}"])
+    if not canonical or not bare <= names.keys() or head in names:
+        return names
+    notes.append(f"names read with the prefix {prefix!r}")
+    return {prefix + name: old for name, old in names.items()}
 
 
-def _with_embedding(renaming: _Renaming, tables: Sequence[_Table]) -> _Renaming:
+def _with_embedding(names: _Renaming, tables: Sequence[_Table], notes: list[str]) -> _Renaming:
     """Name the one matrix of a tied model after the embedding."""
     for table in tables:
         ops = {rule.canonical: rule.op for rule in table}
         head, embedding = foreign_name(table, HEAD), foreign_name(table, EMBEDDING)
-        alone = head in renaming.names and embedding not in renaming.names
-        if foreign_name(table, _LAST_NORM) not in renaming.names or not alone:
+        alone = head in names and embedding not in names
+        if foreign_name(table, _LAST_NORM) not in names or not alone:
             continue
         if ops[(HEAD,)] == ops[(EMBEDDING,)]:
-            names = {embedding if name == head else name: n for name, n in renaming.names.items()}
-            note = f"{head!r} read as the embedding, to which it is tied"
-            return _Renaming(names, [*renaming.notes, note])
-    return renaming
+            notes.append(f"{head!r} read as the embedding, to which it is tied")
+            return {embedding if name == head else name: old for name, old in names.items()}
+    return names
