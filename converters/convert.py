@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ from griffin_eval.converters.output.atomic import SafeOutput, check_disk
 from griffin_eval.converters.output.card import write_card
 from griffin_eval.converters.output.manifest import checksums, mismatch, write_manifest
 from griffin_eval.converters.output.remote import RemoteOutput
-from griffin_eval.converters.output.stamps import check_unchanged, stamps_of
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.companions import TOKENIZERS, tokenizer_folder
 from griffin_eval.converters.source.hub import check_files
@@ -289,3 +289,30 @@ def _token_ids(plan: Plan) -> dict[str, Any]:
             rows = plan.config.vocab_size
             found |= {key: i for key, i in ids.items() if i is not None and i < rows}
     return found | stated
+
+
+def stamps_of(plan: Plan) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of every file that a conversion reads;
+    CheckpointError if one of them cannot be looked at."""
+    try:
+        stats = [(str(path), os.stat(path)) for path in sorted(_files(plan))]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
+    return [(path, status.st_size, status.st_mtime_ns) for path, status in stats]
+
+
+def check_unchanged(plan: Plan, stamps: list[tuple[str, int, int]]) -> None:
+    """Raise CheckpointError if a file of a conversion is not what it was."""
+    if changed := sorted(set(stamps) ^ set(stamps_of(plan))):
+        raise CheckpointError(
+            f"{changed[0][0]} changed while it was read, so that nothing is written: wait until "
+            "whatever writes it has ended, and convert it again"
+        )
+
+
+def _files(plan: Plan) -> set[Path]:
+    """The files that a conversion reads."""
+    beside = [plan.source.folder / CONFIG_FILE, *plan.companions.values()]
+    adapters = (path for adapter in plan.source.adapters for path in adapter.files)
+    files = (*plan.source.container.files(), *beside, *adapters)
+    return {path.resolve() for path in files if path.is_file()}

@@ -23,12 +23,8 @@ def check_repository(repository: str) -> None:
     try:
         user, there = _ask(repository)
     except Exception as error:  # the client, its transport and its storage raise many kinds
-        reason = _reason(error)
-    else:
-        _check(repository, user, there)
-        return
-    # Outside the handler, so that no traceback of the client comes along.
-    raise BadInput(f"{repository} cannot be pushed to: {reason}")
+        raise BadInput(f"{repository} cannot be pushed to: {_reason(error)}") from None
+    _check(repository, user, there)
 
 
 def push(folder: Path, repository: str) -> str:
@@ -44,11 +40,10 @@ def push(folder: Path, repository: str) -> str:
         )
         return str(url)
     except Exception as error:
-        reason = _reason(error)
-    raise BadInput(
-        f"{repository} could not be pushed to: {reason}; {folder} is whole, and "
-        f"'hf upload {repository} {folder}' goes on with it"
-    )
+        raise BadInput(
+            f"{repository} could not be pushed to: {_reason(error)}; {folder} is whole, and "
+            f"'hf upload {repository} {folder}' goes on with it"
+        ) from None
 
 
 def _ask(repository: str) -> tuple[dict[str, Any], list[str]]:
