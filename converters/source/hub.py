@@ -6,11 +6,12 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from griffin_eval.converters.containers.container import ContainerKind
 from griffin_eval.converters.containers.registry import CONTAINERS, any_of
+from griffin_eval.converters.files import reading
 from griffin_eval.converters.source.companions import COMPANIONS, TEMPLATES
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import first_line, listed
@@ -39,24 +40,28 @@ def download(repository: str, revision: str | None = None, subfolder: str | None
     """
     what = repository if revision is None else f"{repository} at revision {revision!r}"
     within = "" if subfolder is None else _path(PurePosixPath(subfolder))
-    try:
+    with _sentences(what):
         return _download(repository, revision, within, what)
-    except CheckpointError:
-        raise
-    except Exception as error:  # the hub's client, its transport and its storage raise many kinds
-        reason = _reason(error)
-    # Outside the handler, so that no traceback of the client comes along.
-    raise CheckpointError(f"{what} could not be downloaded: {reason}")
 
 
 def download_files(repository: str, revision: str | None, names: Collection[str]) -> Path:
     """Return a folder with files of the root of a repository, of which some may be absent,
     downloaded if they are not in the cache; CheckpointError, with what to do, if that failed."""
-    try:
+    with _sentences(repository):
         return _fetch(repository, revision, names)
-    except Exception as error:  # as of `download`
-        reason = _reason(error)
-    raise CheckpointError(f"{repository} could not be downloaded: {reason}")
+
+
+@contextlib.contextmanager
+def _sentences(what: str) -> Iterator[None]:
+    """Turn the many kinds of errors of the hub's client, its transport and its storage into a
+    CheckpointError, without a traceback of the client."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        message = f"{what} could not be downloaded: {_reason(error)}"
+        raise CheckpointError(message) from None
 
 
 def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]]:
@@ -77,24 +82,26 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
     for file in sorted(files):
         path = PurePosixPath(file)
         folders.setdefault(_path(path.parent), []).append(path.name)
-    items = {folder for folder, names in folders.items() if _is_item(names)}
+    whole = [kind for kind in CONTAINERS.values() if kind.is_folder]  # with all that is below
+    items = {f for f, names in folders.items() if any(kind.recognises(names) for kind in whole)}
     if within and not any(_inside(folder, within) for folder in folders):
         below = sorted(folder for folder in folders if folder)
         raise CheckpointError(
             f"{what} has no subfolder {within!r}: expected one of {listed(below) or 'none'}"
         )
+    found: dict[str, ContainerKind] = {}
+    for copies in (False, True):  # which are taken where there is nothing else
+        for folder, names in folders.items():
+            recognised = (k for k in CONTAINERS.values() if k.is_copy <= copies)
+            kind = next((kind for kind in recognised if kind.recognises(names)), None)
+            if kind is not None and _inside(folder, within):
+                found[folder] = kind
+        if found:
+            break
     chosen = within
-    kinds = [kind for kind in CONTAINERS.values() if not kind.is_copy]
-    if not any(_kind(names, kinds) for f, names in folders.items() if _inside(f, within)):
-        kinds = list(CONTAINERS.values())
-    if _kind(folders.get(within, ()), kinds) is None:
-        candidates = [
-            folder
-            for folder, names in folders.items()
-            if _inside(folder, within)
-            and _kind(names, kinds) is not None
-            and not any(folder != item and _inside(folder, item) for item in items)
-        ]
+    if within not in found:
+        inner = [f for f in found if any(f != item and _inside(f, item) for item in items)]
+        candidates = [folder for folder in found if folder not in inner]
         if not candidates:
             paths = (_path(PurePosixPath(f, n)) for f in folders for n in folders[f])
             there = listed(path for path in paths if _inside(path, within)) or "nothing"
@@ -105,9 +112,7 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
             options = listed(sorted(candidates), lambda folder: f"subfolder={folder}")
             raise CheckpointError(f"{what} holds several checkpoints; choose one: {options}")
         (chosen,) = candidates
-    names = folders[chosen]
-    kind = _kind(names, kinds)
-    assert kind is not None
+    names, kind = folders[chosen], found[chosen]
     if kind.is_folder:
         wanted = [PurePosixPath(f, n) for f in folders if _inside(f, chosen) for n in folders[f]]
     else:
@@ -138,26 +143,13 @@ def check_files(paths: Iterable[Path]) -> None:
         stated = hub_sha256(path)
         if stated is None:
             continue
-        try:
-            with open(path, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        with reading(path), open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != stated:
             raise CheckpointError(
                 f"{path} has the SHA-256 {found[:12]}…, and the hub says {stated[:12]}…: the file "
                 f"is damaged; remove {path.resolve()} and download it again"
             )
-
-
-def _kind(names: Collection[str], kinds: Iterable[ContainerKind]) -> ContainerKind | None:
-    """The first of some kinds of checkpoint that a folder with files of these names may hold."""
-    return next((kind for kind in kinds if kind.recognises(names)), None)
-
-
-def _is_item(names: Collection[str]) -> bool:
-    """Whether a folder with files of these names is a checkpoint with everything below it."""
-    return any(kind.is_folder and kind.recognises(names) for kind in CONTAINERS.values())
 
 
 def _download(repository: str, revision: str | None, within: str, what: str) -> Path:

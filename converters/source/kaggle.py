@@ -34,9 +34,7 @@ def download(name: str) -> Path:
     try:
         return Path(kagglehub.model_download(handle))
     except Exception as error:  # its client, its transport and its archives raise many kinds
-        reason = _reason(error)
-    # Outside the handler, so that no traceback of the client comes along.
-    raise CheckpointError(f"{name} could not be downloaded: {reason}")
+        raise CheckpointError(f"{name} could not be downloaded: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:
