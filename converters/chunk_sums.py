@@ -1,6 +1,5 @@
 """Checksums of the chunks of an array, so that who reads a part of it can check that part."""
 
-import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,20 +50,13 @@ class ChunkSums(NamedTuple):
         """
         import xxhash
 
-        counts = [-(-n // size) for n, size in zip(self.shape, self.grid, strict=True)]
-        whole = []  # chunks along each axis that the part holds as a whole
-        for cut, size, n in zip(part, self.grid, self.shape, strict=True):
-            last = -(-n // size) if cut.stop == n else cut.stop // size
-            whole.append(range(-(-cut.start // size), last))
         wrong, nbytes = [], 0
-        for cell in itertools.product(*whole):
-            begins = [
-                i * size - cut.start for i, size, cut in zip(cell, self.grid, part, strict=True)
-            ]
-            chunk = array[tuple(slice(b, b + n) for b, n in zip(begins, self.grid, strict=True))]
-            number = 0
-            for i, count in zip(cell, counts, strict=True):
-                number = number * count + i
+        for number, region in enumerate(regions(self.shape, self.grid)):
+            pairs = list(zip(region, part, strict=True))
+            if any(chunk.start < cut.start or chunk.stop > cut.stop for chunk, cut in pairs):
+                continue
+            inside = (slice(r.start - cut.start, r.stop - cut.start) for r, cut in pairs)
+            chunk = array[tuple(inside)]
             nbytes += chunk.nbytes
             if xxhash.xxh3_64(bytes_of(chunk)).hexdigest() != self.sums[number]:
                 wrong.append(number)

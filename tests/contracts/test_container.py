@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from slow import examples
 
+from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.tensors import FLOATS
 from griffin_eval.errors import BadInput
@@ -208,6 +209,15 @@ def test_what_was_read_outlives_the_container_and_never_changes_it(kind, tmp_pat
     expect_read(kind, tmp_path, {"a": array})
 
 
+def test_a_closed_checkpoint_says_so(checkpoint):
+    opened, name = Checkpoint(checkpoint), "model.final_norm.weight"
+    opened.close()
+    reads = (opened.numpy, opened.torch, opened.parts, opened.sha256, opened.quantised)
+    for read in (*reads, lambda name: list(opened.pieces(name))):
+        with pytest.raises(ValueError, match=f"is closed: open it again to read {name}$"):
+            read(name)
+
+
 def test_no_framework_is_needed(tmp_path):
     """Nor is anything imported to open a container but what its files are read with."""
     for kind in WRITTEN:
@@ -216,7 +226,8 @@ def test_no_framework_is_needed(tmp_path):
         "import sys\n"
         "for name in ('torch', 'jax', 'flax', 'orbax'): sys.modules[name] = None\n"
         "from pathlib import Path\n"
-        "from griffin_eval.converters.containers.registry import CONTAINERS\n"
+        "from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.containers.registry import CONTAINERS\n"
         f"root, files = Path({str(tmp_path)!r}), {FILES}\n"
         f"for kind in {WRITTEN}:\n"
         "    opened = CONTAINERS[kind].open(root / kind / files.get(kind, ''), None)\n"
