@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.shard.collectives import Collective, elements
+from benchmarks.shard.collectives import elements
 from benchmarks.shard.measured import Measured, Sizes
 from benchmarks.shard.plan import (
     Need,
@@ -125,7 +125,10 @@ def _summary(step: Measured, beside: list[str]) -> dict[str, Any]:
     return {
         "step": step.name,
         "collectives": {
-            kind: {"count": count, "bytes": _nbytes(step.collectives, kind)}
+            kind: {
+                "count": count,
+                "bytes": sum(each.nbytes for each in step.collectives if each.kind == kind),
+            }
             for kind, count in kinds.items()
         },
         "unexpected": beside,
@@ -136,10 +139,6 @@ def _summary(step: Measured, beside: list[str]) -> dict[str, Any]:
         "flops": step.flops,
         "cycles": step.cycles,
     }
-
-
-def _nbytes(collectives: list[Collective], kind: str) -> int:
-    return sum(each.nbytes for each in collectives if each.kind == kind)
 
 
 def _states_that_fit(step: Measured, memory: int | None, kept: int) -> int | None:

@@ -12,12 +12,11 @@ r_t over a text without its first token, whose gate acts on an empty state.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 
 CHUNK = 512  # tokens of one step
@@ -51,7 +50,9 @@ class ChannelDecay(NamedTuple):
 def decay_rates(checkpoint: Checkpoint) -> list[ChannelDecay]:
     """Return the recurrent layers in order, with the rates from Λ and no measured gates."""
     layers = []
-    for number in _recurrent_layers(checkpoint.config):
+    for number, kind in enumerate(checkpoint.config.block_types):
+        if kind != "recurrent":
+            continue
         rate = checkpoint.config.lru_constant * np.logaddexp(
             0, _read(checkpoint, number, "recurrent_param")
         )
@@ -170,7 +171,6 @@ def summary(layer: ChannelDecay, visible_keys: int | None) -> dict[str, Any]:
         visible_keys: Number of keys that a local attention query sees, including its own; None
             without local attention.
     """
-
     numbers: dict[str, Any] = {
         "layer": layer.number,
         "half_life_gate_1": quantiles(layer.half_life(1.0)),
@@ -191,13 +191,8 @@ def quantiles(values: np.ndarray) -> dict[str, float]:
     return {f"{q:.0%}": float(v) for q, v in zip(QUANTILES, chosen, strict=True)}
 
 
-def _recurrent_layers(config: GriffinConfig) -> Iterator[int]:
-    return (i for i, kind in enumerate(config.block_types) if kind == "recurrent")
-
-
 def _read(checkpoint: Checkpoint, layer: int, name: str) -> np.ndarray:
     """Return a parameter of an RG-LRU in float64, zeros for an absent bias."""
-
     config, whole = checkpoint.config, f"model.layers.{layer}.temporal_block.rg_lru.{name}"
     if name.removesuffix("_bias") in config.absent_biases:
         return np.zeros((config.gate_blocks, config.recurrent_channels // config.gate_blocks))

@@ -79,7 +79,9 @@ def run_table(runs: list[Run]) -> Table:
                 *told,
                 str(c.get("model_visible_keys") or ""),
                 hash_,
-                *_evaluated(run),
+                max((each.date for each in run.evaluations), default=""),
+                str(len(run.items)),
+                f"{sum(run.items.values()):,}",
             ]
         )
     again = [f"{run.label}: {', '.join(run.hidden)}" for run in runs if run.hidden]
@@ -87,12 +89,6 @@ def run_table(runs: list[Run]) -> Table:
     if again:
         note += f" Asked more than once, of which the latest is shown: {'; '.join(again)}."
     return Table("Models", headings, rows, note)
-
-
-def _evaluated(run: Run) -> list[str]:
-    """Return the latest date, the number of tasks and the number of items of a run."""
-    date = max((each.date for each in run.evaluations), default="")
-    return [date, str(len(run.items)), f"{sum(run.items.values()):,}"]
 
 
 def write_markdown(runs: list[Run], file: Path) -> None:

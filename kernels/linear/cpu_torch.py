@@ -141,33 +141,23 @@ def _is_plain(
 ) -> bool:
     """Return whether matching CPU tensors without gradients, autocast or tracing are multiplied.
     PyTorch handles all other cases, including errors."""
+    graded = torch.is_grad_enabled()
+
+    def fits(tensor: Tensor | None, *shape: int) -> bool:
+        return tensor is None or (
+            tensor.is_cpu
+            and tensor.dtype == x.dtype
+            and tensor.shape == shape
+            and not (graded and tensor.requires_grad)
+        )
+
     return (
-        _takes(x, len(weight), bias, other)
-        and weight.is_cpu
-        and weight.dtype == x.dtype
-        and not (torch.is_grad_enabled() and weight.requires_grad)
+        fits(x, *x.shape)
+        and fits(weight, *weight.shape)
+        and fits(bias, len(weight))
+        and fits(other, *x.shape[:-1], len(weight))
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-    )
-
-
-def _takes(x: Tensor, outputs: int, bias: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether x, bias and ``other`` are on the CPU, match, and need no gradient."""
-    graded = torch.is_grad_enabled()
-    if not x.is_cpu or (graded and x.requires_grad):
-        return False
-    if bias is not None and not (
-        bias.is_cpu
-        and bias.dtype == x.dtype
-        and bias.shape == (outputs,)
-        and not (graded and bias.requires_grad)
-    ):
-        return False
-    return other is None or (
-        other.is_cpu
-        and other.dtype == x.dtype
-        and other.shape == (*x.shape[:-1], outputs)
-        and not (graded and other.requires_grad)
     )
 
 

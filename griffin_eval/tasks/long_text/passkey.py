@@ -119,7 +119,8 @@ def dataset(
 
 def _prompt(place: Placement, needles: int) -> tuple[str, str]:
     description, needle, question = PASSKEY if needles == 1 else NEEDLES
-    numbers, keys = _numbers(place.rng, place.text()), _words(place.rng)
+    numbers = _numbers(place.rng, place.text())
+    keys = iter(sorted(KEYS, key=lambda _: place.rng.random()))
     hidden = []
     for index in range(needles):
         at = place.depth / 100 if index == 0 else place.rng.random()
@@ -137,9 +138,3 @@ def _numbers(rng: random.Random, text: str) -> Iterator[str]:
         if number not in drawn and number not in text:
             drawn.add(number)
             yield number
-
-
-def _words(rng: random.Random) -> Iterator[str]:
-    """Return all key words in random order."""
-
-    return iter(sorted(KEYS, key=lambda _: rng.random()))
