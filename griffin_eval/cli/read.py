@@ -44,7 +44,7 @@ def read(
     from griffin_eval.text.chat import template_option
 
     if chat_template is not None and not chat:
-        raise ArgumentError("--chat-template is of chats: add --chat, or leave it out")
+        raise ArgumentError("--chat-template needs --chat: add --chat, or leave it out")
     arguments = parse_arguments(options | {"pretrained": checkpoint})
     tune_process()
     check_replaceable(save)

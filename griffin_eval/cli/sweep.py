@@ -75,8 +75,8 @@ def sweep(
     if revisions is not None:
         if len(named) > 1 or folder.exists():
             raise ArgumentError(
-                f"--revisions are of one hub id, found {', '.join(named)}: expected a name such as "
-                "google/recurrentgemma-2b"
+                f"--revisions names revisions of one hub id, found {', '.join(named)}: expected a "
+                "name such as google/recurrentgemma-2b"
             )
         fixed = sweeps.targets_of_revisions(named[0], revisions.split(","))
     elif len(named) > 1:

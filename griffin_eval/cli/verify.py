@@ -76,9 +76,9 @@ def verify(
     if output is not None and (other is None or not logits):
         raise ArgumentError("--output draws two checkpoints: name both, and add --logits")
     if as_json and logits:
-        raise ArgumentError("--json has no place for --logits: leave one of them out")
+        raise ArgumentError("--json does not support --logits: leave one of them out")
     if "check" in options and not options["check"] and not logits:
-        raise ArgumentError("--no-check is of --logits: the comparison of tensors has no manifest")
+        raise ArgumentError("--no-check needs --logits: comparing tensors reads no manifest")
     if any_dtype and other is None:
         raise ArgumentError("--any-dtype compares two checkpoints: name another one")
     check_figures_folder(output)

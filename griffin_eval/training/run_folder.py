@@ -40,7 +40,7 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
         differing = _differing(read_json(file), wanted)
         if differing:
             raise CheckpointError(
-                f"{folder} is of another run ({'; '.join(differing)}): name another folder"
+                f"{folder} belongs to another run ({'; '.join(differing)}): name another folder"
             )
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is there and no run: name another folder")
@@ -86,7 +86,7 @@ def save(
     except (OSError, ValueError) as error:  # Orbax raises ValueError for TensorStore's errors
         raise CheckpointError(
             f"{folder}: the checkpoint of step {step} cannot be written ({first_line(error)}): "
-            "make room for it and give the command again, which goes on from the one before"
+            "free disk space and run the command again, which continues from the one before"
         ) from error
 
 
@@ -121,7 +121,7 @@ def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
     kept = [line for line in lines if line["step"] <= step]
     if step and (not kept or kept[-1]["step"] != step):
         raise CheckpointError(
-            f"{path} has no line of step {step}, whose checkpoint is there: put the file back, or "
+            f"{path} has no line of step {step}, whose checkpoint exists: restore the file, or "
             "name another folder"
         )
     path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
@@ -130,11 +130,10 @@ def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a ``metrics.jsonl``, without incomplete ones, which cause a warning."""
-
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:
-            logger.warning("%s: a line that is not whole is left out", path)
+            logger.warning("%s: an incomplete line is left out", path)
     return lines

@@ -191,7 +191,6 @@ def _stage(recipe: Recipe, step: int, lines: list[dict[str, Any]]) -> int:
 
 def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
     """Return the initial weights of a run, float32, by canonical name."""
-
     specs = param_specs(config)
     if run.start is None:
         values = {name: initial_value(spec, run.seed) for name, spec in specs.items()}
@@ -210,6 +209,6 @@ def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
         ]
         if differing:
             raise CheckpointError(
-                f"{run.start} is of another shape ({listed(differing)}): give the run its sizes"
+                f"{run.start} has another shape ({listed(differing)}): give the run its sizes"
             )
         return {name: checkpoint.numpy(name).astype(np.float32) for name in specs}

@@ -187,7 +187,7 @@ def _dataset(field: str = "text", split: str = "test", **arguments: Any) -> list
     if field not in rows.column_names:
         raise ArgumentError(
             f"dataset {arguments} has no column {field!r}, but {', '.join(rows.column_names)}; "
-            "name the one of the texts with field="
+            "name the column of the texts with field="
         )
     return [(f"{split} {index}", text) for index, text in enumerate(rows[field])]
 
