@@ -227,7 +227,6 @@ def anonymous_memory() -> int:
 
     Pages of mapped files are not counted, since the system can reclaim them.
     """
-
     match = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) * 1024

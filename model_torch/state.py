@@ -144,7 +144,6 @@ def nbytes(state: State) -> int:
 
 def map_leaves(function: Callable[..., Tensor], state: State, *others: State) -> State:
     """Apply a function to the tensors at the same place in each state."""
-
     leaves = iter([function(*group) for group in zip(*map(_leaves, (state, *others)), strict=True)])
     pos, attention_start = next(leaves), next(leaves)
     layers = (type(layer)(*(next(leaves) for _ in layer)) for layer in state.layers)

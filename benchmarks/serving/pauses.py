@@ -120,7 +120,6 @@ def measure(port: int, tokens: int, seconds: float, calls: count) -> Pauses:
 
 def row(name: str, tokens: int, rounds: list[Pauses]) -> Row:
     """Return the row of a server: 99th percentiles, and the limit of the one beside the prompt."""
-
     alone = [float(np.percentile(found.alone, 99)) for found in rounds]
     steps = [float(np.median(found.alone)) for found in rounds]
     beside = [float(np.percentile(found.beside, 99)) for found in rounds]

@@ -453,7 +453,6 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
 
 def _counts(file: Path) -> "Counter[str]":
     """Return the number of samples with a number for each metric, by metric and filter."""
-
     counts: Counter[str] = Counter()
     for filter_name, samples in read_samples(file).items():
         for sample in samples.values():

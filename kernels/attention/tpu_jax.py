@@ -159,7 +159,6 @@ def _blocks(length: int, sizes: tuple[int, ...]) -> tuple[int, int]:
 
 def _pad(x: Array, length: int, value: int = 0) -> Array:
     """Pad the second axis to a length."""
-
     widths = [(0, 0)] * x.ndim
     widths[1] = (0, length - x.shape[1])
     return jnp.pad(x, widths, constant_values=value)

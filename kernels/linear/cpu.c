@@ -150,7 +150,6 @@ INLINE void share(const Share *s, int wide) {
 EVERY_CPU static void *work(void *argument) {
 #if defined(__x86_64__)
   share(argument, __builtin_cpu_supports("avx512f") != 0);  // enough registers for larger tiles
-
 #else
   share(argument, 0);
 #endif

@@ -435,7 +435,6 @@ EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, i
 
 // Inputs are those of griffin_rglru, followed by the initial states, which griffin_rglru takes in
 // `last`. Token arrays may be [B, T, D]; `resets` is [N].
-
 static void *call(Kind kind, CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
   enum { MOST_ARRAYS = 16 };

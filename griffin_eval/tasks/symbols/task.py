@@ -72,7 +72,6 @@ def check(task: str, pretrained: Any, lengths: Any, least: int, **numbers: Any) 
         ArgumentError: A value is invalid (the message names all of them), or the model's tokenizer,
             if its file is on this machine, has another vocabulary.
     """
-
     minima = {"lengths": least} if is_integer(least) else {}
     if problems := integer_problems(minima, **numbers, lengths=lengths):
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
