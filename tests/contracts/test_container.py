@@ -226,8 +226,7 @@ def test_no_framework_is_needed(tmp_path):
         "import sys\n"
         "for name in ('torch', 'jax', 'flax', 'orbax'): sys.modules[name] = None\n"
         "from pathlib import Path\n"
-        "from griffin_eval.converters.checkpoint import Checkpoint
-from griffin_eval.converters.containers.registry import CONTAINERS\n"
+        "from griffin_eval.converters.containers.registry import CONTAINERS\n"
         f"root, files = Path({str(tmp_path)!r}), {FILES}\n"
         f"for kind in {WRITTEN}:\n"
         "    opened = CONTAINERS[kind].open(root / kind / files.get(kind, ''), None)\n"
