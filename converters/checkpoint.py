@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.merge import Change, holds, merged, plan_merge
@@ -34,7 +36,6 @@ from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs, parameter_count
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class Checkpoint:
         """The dtype that the embedding is stored in."""
         return self.dtypes[EMBEDDING]
 
-    def numpy(self, name: str) -> "np.ndarray":
+    def numpy(self, name: str) -> np.ndarray:
         """Return a parameter in canonical layout: a view of what was read or mapped."""
         return self._whole(name).numpy()
 
@@ -130,7 +131,7 @@ class Checkpoint:
 
     def pieces(
         self, name: str, nbytes: int = PIECE_BYTES, check: bool = True
-    ) -> Iterator["np.ndarray"]:
+    ) -> Iterator[np.ndarray]:
         """Yield a parameter in contiguous pieces of its leading axis, of about ``nbytes`` bytes.
 
         They are read piece by piece where possible, and never mapped. Several threads may read,
@@ -162,7 +163,7 @@ class Checkpoint:
 
     def stored_pieces(
         self, name: str, nbytes: int = PIECE_BYTES, check: bool = True
-    ) -> Iterator["np.ndarray"]:
+    ) -> Iterator[np.ndarray]:
         """Yield the pieces of a parameter as it is stored, without adapters.
 
         With ``check``, a CRC-32 that the container has of it is compared behind the last piece.
@@ -225,7 +226,7 @@ class Checkpoint:
         self._parameters.clear()
         self.container.close()
 
-    def _check_part(self, name: str, array: "np.ndarray", part: Region) -> None:
+    def _check_part(self, name: str, array: np.ndarray, part: Region) -> None:
         """Compare a part of a parameter with the manifest, as far as whole chunks lie in it."""
         if not self.check_parts or name in self._changes:  # by an adapter
             return
@@ -259,7 +260,7 @@ class Parts:
         self._checkpoint, self._name, self._tensor = checkpoint, name, tensor
         self._last: tuple[Region, np.ndarray] | None = None
 
-    def numpy(self, part: Sequence[slice]) -> "np.ndarray":
+    def numpy(self, part: Sequence[slice]) -> np.ndarray:
         """Return a part, read alone where the container allows it: a slice without a step of each
         dimension.
 

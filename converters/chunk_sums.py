@@ -1,12 +1,12 @@
 """Checksums of the chunks of an array, so that who reads a part of it can check that part."""
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
 
 from griffin_eval.converters.tensors import Region, are_naturals, bytes_of, regions
-
-if TYPE_CHECKING:
-    import numpy as np
 
 HASH = "xxh3_64"  # as fast as memory, where a second SHA-256 would take as long as the first
 
@@ -40,7 +40,7 @@ class ChunkSums(NamedTuple):
         """Return a manifest's entry."""
         return {"shape": list(self.grid), HASH: " ".join(self.sums)}
 
-    def check(self, array: "np.ndarray", part: Region) -> tuple[list[int], int]:
+    def check(self, array: np.ndarray, part: Region) -> tuple[list[int], int]:
         """Compare a part of the array, at the region ``part``, with the checksums of the chunks in
         it.
 
@@ -48,8 +48,6 @@ class ChunkSums(NamedTuple):
             The numbers of the chunks that differ, and the bytes of the chunks that lie in it as a
                 whole; others cannot be checked.
         """
-        import xxhash
-
         wrong, nbytes = [], 0
         for number, region in enumerate(regions(self.shape, self.grid)):
             pairs = list(zip(region, part, strict=True))
@@ -72,10 +70,8 @@ class ChunkSummer:
         self._open: list[Any] = []  # their hashes so far
         self._rows, self._sums = 0, []
 
-    def update(self, piece: "np.ndarray") -> None:
+    def update(self, piece: np.ndarray) -> None:
         """Take the next rows."""
-        import xxhash
-
         while len(piece):
             left = self._grid[0] - self._rows % self._grid[0]
             band, piece = piece[:left], piece[left:]

@@ -6,7 +6,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from griffin_eval.converters.chunk_sums import ChunkSummer
 from griffin_eval.converters.configs.huggingface import (
@@ -42,9 +44,6 @@ from griffin_eval.converters.threads import run_all
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.json_files import read_file
 from griffin_eval.layout import ParamSpec
-
-if TYPE_CHECKING:
-    import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ def _write_tensors(
         for write in plan.writes
     }
 
-    def pieces(binding: Binding, stopped: Callable[[], bool]) -> Iterator["np.ndarray"]:
+    def pieces(binding: Binding, stopped: Callable[[], bool]) -> Iterator[np.ndarray]:
         """Yield the pieces of a tensor, unless another one fails meanwhile."""
         held = parameters[binding.foreign]
         if binding.op is SAME:
@@ -192,16 +191,14 @@ class _Parameter:
         # So that what is written hashes otherwise.
         self._changes = cut or dtype != self._stored or plan.source.changes(spec.name)
 
-    def pieces(self) -> Iterator["np.ndarray"]:
+    def pieces(self) -> Iterator[np.ndarray]:
         """Yield the parameter in pieces."""
         for piece in self._cast():
             self._sha.update(bytes_of(piece))
             self._chunks.update(piece)
             yield piece
 
-    def _cast(self) -> Iterator["np.ndarray"]:
-        import numpy as np
-
+    def _cast(self) -> Iterator[np.ndarray]:
         rows = self.spec.shape[0]  # fewer than the source has where the vocabulary is cut
         stored = hashlib.sha256()
 

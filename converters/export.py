@@ -3,18 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from griffin_eval.converters.naming.tables import NameRule, bind
 from griffin_eval.converters.tensors import in_memory
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from griffin_eval.converters.checkpoint import Checkpoint
 
 
-def export(
-    checkpoint: "Checkpoint", table: Sequence[NameRule]
-) -> "Iterator[tuple[str, np.ndarray]]":
+def export(checkpoint: "Checkpoint", table: Sequence[NameRule]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every tensor of a checkpoint by its name in a table, in the table's layout. Arrays may
     be read-only views, with strides."""
     for binding in bind(table, checkpoint.config):

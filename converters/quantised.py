@@ -3,14 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from griffin_eval.converters.tensors import LazyTensor, Shape, by_rows, numpy_dtype
 
-if TYPE_CHECKING:
-    import numpy as np
-
-_TOGETHER = 1 << 18  # elements that are dequantised at a time, so that they stay in a cache
+_TOGETHER = 1 << 18
 
 
 class PackedRows(NamedTuple):
@@ -25,10 +24,10 @@ class PackedRows(NamedTuple):
     """
 
     bits: int
-    elements: "np.ndarray"
-    scales: "np.ndarray"
-    shifts: "np.ndarray | None" = None
-    table: "np.ndarray | None" = None
+    elements: np.ndarray
+    scales: np.ndarray
+    shifts: np.ndarray | None = None
+    table: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +50,32 @@ class Quantised:
 
 
 def dequantised(
-    shape: Shape, dtype: str, values: "Callable[[int, int], np.ndarray]", quantised: Quantised
+    shape: Shape,
+    dtype: str,
+    unit: int,
+    values: Callable[[int, int], np.ndarray],
+    quantised: Quantised,
+    together: int = _TOGETHER,
 ) -> LazyTensor:
-    """Return a parameter, with at least one axis, that is dequantised while it is read. ``values``
-    returns elements ``start`` to ``stop`` in C order, in ``dtype``."""
+    """Return a parameter, with at least one axis, that is dequantised while it is read.
 
-    def rows(start: int, stop: int) -> "np.ndarray":
-        import numpy as np
+    Args:
+        unit: Elements in C order that can be dequantised alone: a row, or a block.
+        values: Returns the elements of units ``first`` to ``last``; the last unit may be shorter.
+        together: Elements that are dequantised at a time, so that they stay in a cache.
+    """
+    unit = max(1, unit)
 
+    def rows(start: int, stop: int) -> np.ndarray:
         out = np.empty((stop - start, *shape[1:]), numpy_dtype(dtype))
-        flat, row = out.reshape(-1), math.prod(shape[1:])
-        for first in range(0, flat.size, _TOGETHER):
-            last = min(first + _TOGETHER, flat.size)
-            flat[first:last] = values(start * row + first, start * row + last)
+        flat, begin = out.reshape(-1), start * math.prod(shape[1:])
+        end, step = begin + flat.size, max(1, together // unit)
+        with np.errstate(all="ignore"):  # what is not finite is counted later
+            for first in range(begin // unit, -(-end // unit), step):
+                last = min(first + step, -(-end // unit))
+                low, high = max(begin, first * unit), min(end, last * unit)
+                found = values(first, last)[low - first * unit : high - first * unit]
+                flat[low - begin : high - begin] = found
         return out
 
     return by_rows(shape, dtype, rows, quantised=quantised)

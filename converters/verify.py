@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.tensors import together
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Difference(NamedTuple):
@@ -68,8 +67,6 @@ def compare(
 def _compare(
     name: str, one: Checkpoint, other: Checkpoint, progress: Callable[[int], None]
 ) -> Difference | None:
-    import numpy as np
-
     a_shape, b_shape = one.shapes[name], other.shapes[name]
     a_dtype, b_dtype = one.dtypes[name], other.dtypes[name]
     if a_shape != b_shape:
@@ -107,10 +104,8 @@ def _compare(
     return Difference(name, _differ(values), largest) if values else None
 
 
-def _equals_cast(array: "np.ndarray", cast: "np.ndarray") -> bool:
+def _equals_cast(array: np.ndarray, cast: np.ndarray) -> bool:
     """Return whether the second array is the first one, cast to its dtype, in every bit."""
-    import numpy as np
-
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(cast.dtype).tobytes() == cast.tobytes()
 

@@ -13,7 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.containers.safetensors.reader import open_safetensors
@@ -22,9 +24,6 @@ from griffin_eval.converters.files import reading
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import list_folder, read_json
 from griffin_eval.messages import brief, listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -273,11 +272,9 @@ class Adapter:
         """Return what manifests and results say of it."""
         return {"path": str(self.folder), "weight": self.weight, "sha256": self.sha256}
 
-    def array(self, name: str, dtype: str) -> "np.ndarray":
+    def array(self, name: str, dtype: str) -> np.ndarray:
         """Return a tensor, copied in a dtype; CheckpointError if it holds NaN or infinity, or
         cannot be read."""
-        import numpy as np
-
         values = self.container.tensors[name]
         values = values.read(values.whole)
         if not np.isfinite(values).all():

@@ -14,7 +14,9 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import ADAPTER_CONFIG, Adapter
@@ -32,9 +34,6 @@ from griffin_eval.converters.tensors import (
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import ParamSpec, param_specs
 from griffin_eval.messages import brief, listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -420,8 +419,6 @@ def _same(one: Change, other: Change, field: str) -> bool:
 
 def _same_changes(rows: Sequence[Change], head: Sequence[Change]) -> bool:
     """Whether embedding and output head are changed alike, to the bit."""
-    import numpy as np
-
     if len(rows) != len(head):
         return False
     for one, other in zip(rows, head, strict=True):
@@ -464,12 +461,10 @@ def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> La
         return [step for change in changes if (step := _step(change, spec, wide)) is not None]
 
     @functools.cache
-    def magnitudes() -> "np.ndarray | None":
+    def magnitudes() -> np.ndarray | None:
         return _column_factors(spec, changes, steps(), stored, wide)
 
-    def rows(start: int, stop: int) -> "np.ndarray":
-        import numpy as np
-
+    def rows(start: int, stop: int) -> np.ndarray:
         piece, factors = stored.rows(start, stop), magnitudes()
         result = np.empty(piece.shape, piece.dtype)
         for part, values in _changed(piece, start, spec, steps(), wide):
@@ -483,15 +478,13 @@ def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> La
 
 
 def _changed(
-    piece: "np.ndarray", start: int, spec: ParamSpec, steps: Sequence[Step], wide: str
-) -> Iterator[tuple[slice, "np.ndarray"]]:
+    piece: np.ndarray, start: int, spec: ParamSpec, steps: Sequence[Step], wide: str
+) -> Iterator[tuple[slice, np.ndarray]]:
     """Rows of a piece after all steps, in a buffer that is used again.
 
     Which rows are changed together depends on the parameter alone, and a product is computed for
     all of them even if some are not asked for: so no bit depends on the size of pieces.
     """
-    import numpy as np
-
     group = max(1, _TOGETHER * spec.shape[0] // spec.size)
     buffer = np.empty((min(group, len(piece)), *piece.shape[1:]), wide)
     stop = start + len(piece)
@@ -506,10 +499,8 @@ def _changed(
         yield rows, values
 
 
-def _check_range(name: str, values: "np.ndarray", piece: "np.ndarray", dtype: str) -> None:
+def _check_range(name: str, values: np.ndarray, piece: np.ndarray, dtype: str) -> None:
     """Refuses sums that a dtype cannot hold, unless the base's own values are not finite."""
-    import numpy as np
-
     if not values.size:
         return
     largest = max(values.max(), -values.min())  # NaN if one of them is
@@ -522,9 +513,7 @@ def _replaced(change: Change, dtype: str) -> LazyTensor:
     assert change.value is not None
     tensor = change.adapter.container.tensors[change.value]
 
-    def rows(start: int, stop: int) -> "np.ndarray":
-        import numpy as np
-
+    def rows(start: int, stop: int) -> np.ndarray:
         piece = tensor.rows(start, stop)
         with np.errstate(over="ignore"):
             cast = piece.astype(numpy_dtype(dtype), copy=False)
@@ -539,8 +528,6 @@ def _replaced(change: Change, dtype: str) -> LazyTensor:
 
 def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
     """The change of rows of a parameter in place; None for a change that replaces all."""
-    import numpy as np
-
     scale = np.dtype(wide).type(change.scale)
     if change.added is not None:
         bias = change.adapter.array(change.added, wide)
@@ -584,11 +571,9 @@ def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
 
 def factors(
     change: Change, rank: int, wide: str, shape: tuple[int, ...] = ()
-) -> tuple["np.ndarray", "np.ndarray"]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Return both factors of what is added, such that it is their product; of stacks, a stack
     each."""
-    import numpy as np
-
     assert change.a is not None and change.b is not None
     a, b = (change.adapter.array(name, wide) for name in (change.a, change.b))
     if change.rows:
@@ -600,11 +585,9 @@ def factors(
     return b, a
 
 
-def _multiply(left: "np.ndarray", right: "np.ndarray", out: "np.ndarray") -> None:
+def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     """The product of two matrices, in tiles that OpenBLAS gives to one thread each: several
     would wait for each other, and for other workers, longer than they compute."""
-    import numpy as np
-
     columns = max(1, _TILE_WORK // (_TILE_ROWS * max(1, left.shape[1])))
     for i in range(0, len(left), _TILE_ROWS):
         for j in range(0, right.shape[1], columns):
@@ -618,10 +601,8 @@ def _column_factors(
     steps: Sequence[Step],
     stored: LazyTensor,
     wide: str,
-) -> "np.ndarray | None":
+) -> np.ndarray | None:
     """The factors of an embedding's columns in DoRA, whose norms are over all rows."""
-    import numpy as np
-
     change = next((c for c in changes if c.rows and c.magnitude is not None), None)
     if change is None:
         return None
@@ -636,7 +617,7 @@ def _column_factors(
     return change.adapter.array(change.magnitude, wide) / norms
 
 
-def _check_norms(change: Change, norms: "np.ndarray") -> None:
+def _check_norms(change: Change, norms: np.ndarray) -> None:
     if not norms.all():
         raise CheckpointError(
             f"{change.adapter.folder}: a row or column that {change.magnitude} scales is zero in "
@@ -646,8 +627,6 @@ def _check_norms(change: Change, norms: "np.ndarray") -> None:
 
 def holds(stored: LazyTensor, change: Change) -> bool:
     """Whether the base's parameter has the bits of what takes its place, once that is cast."""
-    import numpy as np
-
     assert change.value is not None
     theirs = change.adapter.container.tensors[change.value]
     if theirs.shape != stored.shape:

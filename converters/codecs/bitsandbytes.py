@@ -11,7 +11,9 @@ products in float32, rounded once to the dtype that the state names.
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from griffin_eval.converters.quantised import (
     PackedRows,
@@ -24,14 +26,10 @@ from griffin_eval.converters.tensors import (
     LazyTensor,
     are_naturals,
     contiguous,
-    numpy_dtype,
 )
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
 from griffin_eval.messages import DAMAGED, brief, listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # The values of the numbers from 0 to 15; those of fp4 are multiplied by 12.
 _NF4 = (
@@ -81,8 +79,6 @@ def _is_scale(name: str) -> bool:
 def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     """A parameter in 4 bits, and the names of its parts; ValueError, a phrase that follows its
     name, if it cannot be read."""
-    import numpy as np
-
     states = {kind: f"{name}.{_STATE}{kind}" for kind in ("nf4", "fp4")}
     kinds = [kind for kind, state in states.items() if state in tensors]
     if len(kinds) != 1:
@@ -132,7 +128,7 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     # The packed bytes may be stored as elements of any dtype, so that other code moves them.
     width = max(1, stored.nbytes // max(1, math.prod(stored.shape)))
 
-    def scales_of(start: int, stop: int) -> "np.ndarray":
+    def scales_of(start: int, stop: int) -> np.ndarray:
         scales = absmax.rows(start, stop)
         if not nested:
             return scales
@@ -143,15 +139,13 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
             above = above[np.arange(start, stop) // nested_block - first]
             return code[scales] * above + np.float32(offset)
 
-    def values(start: int, stop: int) -> "np.ndarray":
-        first, last = start // block * block, min(-(-stop // block) * block, size)
-        begin, end = first // 2, (last + 1) // 2  # bytes: a block has an even number of elements
+    def values(first: int, last: int) -> np.ndarray:
+        count = min(last * block, size) - first * block
+        begin = first * block // 2  # a byte: a block has an even number of elements
+        end = begin + (count + 1) // 2
         rows = stored.rows(begin // width, -(-end // width))
         packed = contiguous(rows).reshape(-1).view(np.uint8)[begin % width :][: end - begin]
-        scales = scales_of(first // block, -(-last // block))
-        found = dequantised_4_bits(packed, last - first, scales, block, pairs)
-        with np.errstate(all="ignore"):  # what is not finite is counted later
-            return found[start - first : stop - first].astype(numpy_dtype(dtype), copy=False)
+        return dequantised_4_bits(packed, count, scales_of(first, last), block, pairs)
 
     def packed_rows() -> PackedRows | None:
         if len(shape) != 2 or shape[1] % 2 or not size:  # no matrix of whole bytes
@@ -168,7 +162,7 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     scheme = f"bitsandbytes {kind} in blocks of {block}{', scales in 8 bits' * nested}"
     bits = bits_of(sum(tensors[part].nbytes for part in parts), tuple(shape))
     facts = Quantised("bitsandbytes", scheme, bits, packed_rows)
-    return dequantised(tuple(shape), dtype, values, facts), parts
+    return dequantised(tuple(shape), dtype, block, values, facts), parts
 
 
 def _nested(state: dict[str, Any]) -> tuple[int, float]:
@@ -202,17 +196,15 @@ def _read_8_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
             raise ValueError(f"has weight_format {brief(stated)}, and only rows (0) are read")
     row = weight.shape[1]
 
-    def values(start: int, stop: int) -> "np.ndarray":
-        first, last = start // row, -(-stop // row)
-        found = dequantised_8_bits(weight.rows(first, last), scale.rows(first, last))
-        return found.reshape(-1)[start - first * row : stop - first * row]
+    def values(first: int, last: int) -> np.ndarray:
+        return dequantised_8_bits(weight.rows(first, last), scale.rows(first, last)).reshape(-1)
 
     def packed_rows() -> PackedRows | None:
         return PackedRows(8, weight.numpy(), scale.numpy()[:, None]) if weight.nbytes else None
 
     bits = bits_of(sum(tensors[part].nbytes for part in parts), weight.shape)
     facts = Quantised("bitsandbytes", "bitsandbytes int8", bits, packed_rows)
-    return dequantised(weight.shape, "float32", values, facts), parts
+    return dequantised(weight.shape, "float32", row, values, facts), parts
 
 
 def _bytes(tensor: LazyTensor) -> bytes:
@@ -220,29 +212,23 @@ def _bytes(tensor: LazyTensor) -> bytes:
     return values.tobytes()
 
 
-def code_of(kind: str) -> "np.ndarray":
+def code_of(kind: str) -> np.ndarray:
     """Return the values of the numbers from 0 to 15 of ``"nf4"`` or ``"fp4"``: float32 [16]."""
-    import numpy as np
-
     if kind == "nf4":
         return np.array(_NF4, np.float32)
     return np.array(_FP4, np.float32) / np.float32(12)
 
 
-def pairs_of(code: "np.ndarray") -> "np.ndarray":
+def pairs_of(code: np.ndarray) -> np.ndarray:
     """Return, by byte, the values of its two elements: float32 [256, 2]."""
-    import numpy as np
-
     return np.stack([np.repeat(code, 16), np.tile(code, 16)], 1)
 
 
 def dequantised_4_bits(
-    packed: "np.ndarray", size: int, scales: "np.ndarray", block: int, pairs: "np.ndarray"
-) -> "np.ndarray":
+    packed: np.ndarray, size: int, scales: np.ndarray, block: int, pairs: np.ndarray
+) -> np.ndarray:
     """Return ``size`` elements of 4 bits in float32: ``packed``, uint8 [(size + 1) // 2], begins
     with a block, and ``scales`` is float32, one for each block; ``pairs`` are from `pairs_of`."""
-    import numpy as np
-
     values = np.take(pairs, packed, 0).reshape(-1)[:size]
     whole = size // block
     with np.errstate(all="ignore"):
@@ -252,10 +238,8 @@ def dequantised_4_bits(
     return values
 
 
-def dequantised_8_bits(numbers: "np.ndarray", scales: "np.ndarray") -> "np.ndarray":
+def dequantised_8_bits(numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Return int8 [R, C] with the largest magnitude of each row, in float32."""
-    import numpy as np
-
     values = numbers.astype(np.float32)
     with np.errstate(all="ignore"):
         values *= scales[:, None]

@@ -7,15 +7,14 @@ convolution lie in (L, K, 1) instead of (L, 1, K), which are the same elements i
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from griffin_eval.converters.quantised import PackedRows, Quantised, bits_of, dequantised
 from griffin_eval.converters.tensors import LazyTensor, expanded, index
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import brief, listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -92,15 +91,10 @@ def _read(tensors: Mapping[str, LazyTensor], module: str, settings: dict[str, An
             )
     parts = weight, scales, biases
 
-    def values(start: int, stop: int) -> "np.ndarray":
-        first, last = start // columns, -(-stop // columns)
-        numbers, factors, shifts = (part.rows(first, last) for part in parts)
-        found = dequantised_groups(numbers, factors, shifts, bits, group)
-        return found[start - first * columns : stop - first * columns]
+    def values(first: int, last: int) -> np.ndarray:
+        return dequantised_groups(*(part.rows(first, last) for part in parts), bits, group)
 
     def packed_rows() -> PackedRows | None:
-        import numpy as np
-
         if not rows * columns:
             return None
         elements = weight.numpy().astype("<u4", copy=False).view(np.uint8)
@@ -110,16 +104,14 @@ def _read(tensors: Mapping[str, LazyTensor], module: str, settings: dict[str, An
     scheme = f"MLX affine, {bits} bits in groups of {group}"
     stored_bits = bits_of(sum(part.nbytes for part in parts), (rows, columns))
     facts = Quantised("mlx", scheme, stored_bits, packed_rows)
-    return dequantised((rows, columns), scales.dtype, values, facts)
+    return dequantised((rows, columns), scales.dtype, columns, values, facts)
 
 
 def dequantised_groups(
-    weight: "np.ndarray", scales: "np.ndarray", biases: "np.ndarray", bits: int, group: int
-) -> "np.ndarray":
+    weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int, group: int
+) -> np.ndarray:
     """Return the elements of whole groups, flat, in the dtype of the scales. ``weight`` is
     uint32, the numbers one behind the other; there is one scale and one bias for each group."""
-    import numpy as np
-
     dtype = scales.dtype
     with np.errstate(all="ignore"):  # what is not finite is counted later
         # Wide enough that to round its results gives what the dtype's own arithmetic gives.
@@ -130,10 +122,8 @@ def dequantised_groups(
         return values.reshape(-1).astype(dtype)
 
 
-def _numbers(weight: "np.ndarray", bits: int) -> "np.ndarray":
+def _numbers(weight: np.ndarray, bits: int) -> np.ndarray:
     """The numbers in words of uint32, in float32."""
-    import numpy as np
-
     packed = weight.view(np.uint8)
     if bits == 8:
         return packed.astype(np.float32)
@@ -149,9 +139,7 @@ def _numbers(weight: "np.ndarray", bits: int) -> "np.ndarray":
     return numbers
 
 
-def _numbers_of_bytes(bits: int) -> "np.ndarray":
+def _numbers_of_bytes(bits: int) -> np.ndarray:
     """The numbers of 2 or 4 bits in each byte: float32 [256, 8 / bits]."""
-    import numpy as np
-
     numbers = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
     return numbers.astype(np.float32)

@@ -13,7 +13,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from griffin_eval.converters.containers.container import MAX_NAME, Container, in_natural_order
 from griffin_eval.converters.files import TensorFile
@@ -22,9 +24,6 @@ from griffin_eval.converters.tensors import LazyTensor
 from griffin_eval.errors import CheckpointError, MissingExtraError
 from griffin_eval.json_files import list_folder
 from griffin_eval.messages import DAMAGED, brief, listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # before 2, counts had 32 bits
@@ -41,7 +40,7 @@ _MAX_HEADER = 100_000_000  # bytes, as of safetensors
 _MAX_DIMENSIONS = 4  # of ggml
 _ALIGNMENT = "general.alignment"
 _PARTS = "split.count"
-_TOGETHER = 1 << 16  # elements that the library gets at a time, so that they stay in a cache
+_TOGETHER = 1 << 16  # elements that the library, which copies them often, gets at a time
 
 
 def gguf() -> Any:
@@ -198,8 +197,6 @@ def _place(
 ) -> tuple[int, int, LazyTensor]:
     """The first byte of a tensor, its bytes, and the tensor; ValueError, a phrase that follows
     its name, if the entry contradicts itself."""
-    import numpy as np
-
     types, quants = gguf().GGMLQuantizationType, gguf().quants
     try:
         kind = types(entry.type)
@@ -225,21 +222,14 @@ def _place(
     except NotImplementedError:
         raise ValueError(f"is {kind.name}, which the gguf library does not dequantise") from None
     blocks = file.tensor((size // block, nbytes), "uint8", at)
-    step = _TOGETHER // block
 
-    def values(first: int, last: int) -> "np.ndarray":
-        begin, end = first // block, -(-last // block)
-        stored = blocks.rows(begin, end)
-        out = np.empty(len(stored) * block, np.float32)
-        with np.errstate(all="ignore"):  # what is not finite is counted later
-            for i in range(0, len(stored), step):
-                # As one row: the library would take rows apart and put few of them together.
-                row = quants.dequantize(stored[i : i + step].reshape(1, -1), kind)
-                out[i * block : (i + step) * block] = row[0]
-        return out[first - begin * block : last - begin * block]
+    def values(first: int, last: int) -> np.ndarray:
+        # As one row: the library would take rows apart and put few of them together.
+        return quants.dequantize(blocks.rows(first, last).reshape(1, -1), kind)[0]
 
     facts = Quantised("gguf", f"{kind.name} in blocks of {block}", 8 * nbytes / block)
-    return at, blocks.nbytes, dequantised(shape, "float32", values, facts)
+    tensor = dequantised(shape, "float32", block, values, facts, _TOGETHER)
+    return at, blocks.nbytes, tensor
 
 
 def _offset_problems(

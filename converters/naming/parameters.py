@@ -3,7 +3,9 @@ are no parameters, but must be what a table of names expects of them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.containers.container import Container
@@ -20,9 +22,6 @@ from griffin_eval.converters.tensors import (
     together,
 )
 from griffin_eval.messages import listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Parameter(NamedTuple):
@@ -103,8 +102,6 @@ def failed_checks(
 
 def _once_more(home: LazyTensor, copy: LazyTensor, change: Change | None) -> bool:
     """Whether a tensor, once it is changed, is another one to within the rounding of both."""
-    import numpy as np
-
     if home.shape != copy.shape or copy.dtype not in FLOATS:
         return False
     factor = 1.0 if change is None else abs(float(change.factor))
@@ -118,7 +115,7 @@ def _once_more(home: LazyTensor, copy: LazyTensor, change: Change | None) -> boo
     return True
 
 
-def _rounding(values: "np.ndarray") -> tuple[float, float]:
+def _rounding(values: np.ndarray) -> tuple[float, float]:
     """Twice the largest relative error of rounding to a dtype, and the smallest step in it."""
     import ml_dtypes
 

@@ -15,6 +15,7 @@ from griffin_eval.converters.tensors import (
     changed,
     cut,
     expanded,
+    filled,
     in_memory,
     index,
     regions,
@@ -22,7 +23,6 @@ from griffin_eval.converters.tensors import (
     stacked,
     together,
     transposed,
-    zeros,
 )
 
 
@@ -54,7 +54,7 @@ def step(draw, tensor: LazyTensor, array: np.ndarray) -> tuple[LazyTensor, np.nd
     if kind == "expanded":
         return expanded(tensor, axis), np.expand_dims(array, axis)
     if kind == "stacked":
-        return stacked([tensor, zeros(tensor.shape, tensor.dtype)]), np.stack([array, 0 * array])
+        return stacked([tensor, filled(tensor.shape, tensor.dtype)]), np.stack([array, 0 * array])
     if kind == "changed":
         return changed(tensor, lambda x: x + x), array + array
     if kind == "kept":
@@ -73,7 +73,7 @@ def chains(draw):
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     dtype = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
     array = in_memory(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
-    array = array.numpy().astype(zeros((), dtype).numpy().dtype)
+    array = array.numpy().astype(filled((), dtype).numpy().dtype)
     tensor = in_memory(array)
     if draw(st.booleans()):
         tensor = in_blocks(array, tuple(draw(st.integers(1, n)) for n in shape))

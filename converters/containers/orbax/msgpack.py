@@ -9,15 +9,14 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from griffin_eval.converters.files import TensorFile
 from griffin_eval.converters.tensors import LazyTensor, are_naturals, by_rows, numpy_dtype
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import DAMAGED, brief
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PLACEHOLDER = "PLACEHOLDER://"
 
@@ -83,9 +82,7 @@ def _joined(value: dict[str, Any]) -> LazyTensor:
         raise ValueError(f"chunks that do not make up an array of shape {shape}")
     row = math.prod(shape[1:])
 
-    def rows(start: int, stop: int) -> "np.ndarray":
-        import numpy as np
-
+    def rows(start: int, stop: int) -> np.ndarray:
         out, at = np.empty((stop - start) * row, numpy_dtype(parts[0].dtype)), -start * row
         for part, length in zip(parts, lengths, strict=True):
             begin, end = max(0, at), min(len(out), at + length)

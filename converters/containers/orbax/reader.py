@@ -7,7 +7,8 @@ only which part of a tree holds parameters is found out, and what else there is 
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from griffin_eval.converters.containers.container import Container, in_natural_order
 from griffin_eval.converters.containers.orbax.find import (
@@ -31,9 +32,6 @@ from griffin_eval.converters.tensors import FLOATS, LazyTensor, Region
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import files_within
 from griffin_eval.messages import listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _ARRAYS = ("jax.Array", "np.ndarray")
 
@@ -118,7 +116,7 @@ def _files(folder: Path, places: Sequence[str]) -> Iterable[Path]:
 def _guarded(folder: Path, name: str, array: LazyTensor) -> LazyTensor:
     """An array, the failures of whose reads are sentences."""
 
-    def read(region: Region) -> "np.ndarray":
+    def read(region: Region) -> np.ndarray:
         try:
             return array.read(region)
         except (ValueError, OSError) as error:

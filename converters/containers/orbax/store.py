@@ -12,8 +12,10 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
+
+import numpy as np
 
 from griffin_eval.converters.containers.orbax.find import MANIFEST, PROCESS
 from griffin_eval.converters.containers.orbax.remote import (
@@ -37,9 +39,6 @@ from griffin_eval.converters.tensors import (
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import files_within
 from griffin_eval.messages import listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _STREAMED = 128 << 20  # a chunk of this size is decompressed as a stream
 _HEIGHT = 16  # of a tree in OCDBT; beyond it, it is damaged
@@ -198,9 +197,7 @@ def _tensor(store: Store, name: str, array: Any) -> LazyTensor:
     if not store.sparse and (stored := store.chunks_of(name)) < count:
         raise ValueError(f"{count - stored} of its {count} chunks are missing")
 
-    def read(region: Region) -> "np.ndarray":
-        import numpy as np
-
+    def read(region: Region) -> np.ndarray:
         # tensorstore ends the process without memory for a result and a chunk.
         np.empty(math.prod(shape_of(region)) * item + chunk_bytes, np.uint8)
         return array[region].read().result()
@@ -237,9 +234,7 @@ def _streamed(tensor: LazyTensor, chunks: Callable[[], _Chunks | None]) -> LazyT
     kept, local = Kept(1)(tensor), threading.local()
     height, row_bytes = tensor.grid[0], tensor.nbytes // tensor.shape[0]
 
-    def read(region: Region) -> "np.ndarray":
-        import numpy as np
-
+    def read(region: Region) -> np.ndarray:
         found, (rows, *others) = chunks(), region
         out = np.empty((rows.stop - rows.start, *tensor.shape[1:]), numpy_dtype(tensor.dtype))
         if found is None:

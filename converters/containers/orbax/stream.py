@@ -6,10 +6,9 @@ zstd is pyarrow's; without it there are no streams, and more memory is needed.
 import mmap
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 _SKIP = 1 << 24  # bytes read and forgotten at a time
 
@@ -72,11 +71,9 @@ class ChunkStream:
         self._parts, self._codec, self._chunk_bytes = parts, codec, chunk_bytes
         self._source: Any = None
 
-    def read_into(self, out: "np.ndarray", start: int) -> None:
+    def read_into(self, out: np.ndarray, start: int) -> None:
         """Fill a contiguous array with the bytes from ``start``, which is not before `position`;
         ValueError or OSError if the data are damaged."""
-        import numpy as np
-
         chunk = start // self._chunk_bytes
         if chunk > self.position // self._chunk_bytes:  # the ones between need not be read
             self.position, self._source = chunk * self._chunk_bytes, None

@@ -10,7 +10,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.orbax.find import (
@@ -41,9 +43,6 @@ from griffin_eval.converters.tensors import (
 )
 from griffin_eval.errors import BadInput
 from griffin_eval.messages import listed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _IN_FLIGHT = 2  # chunks being compressed and written
 _PART = 4 << 20  # bytes of an array that is not contiguous, copied at a time
@@ -107,7 +106,7 @@ class OrbaxWriter(Writer):
             pending.exception()
         self._pending.clear()
 
-    def _write(self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]") -> None:
+    def _write(self, name: str, shape: Shape, dtype: str, chunks: Iterable[np.ndarray]) -> None:
         """Chunks are copied before the next one is asked for, so their memory may be used again."""
         # What is handed on at a time is contiguous: chunks, or all that lie beside each other.
         grid = self._chunks(name)
@@ -220,12 +219,10 @@ class OrbaxWriter(Writer):
 
 
 def _refilled(
-    chunks: "Iterable[np.ndarray]", shape: Shape, grid: Shape, dtype: "np.dtype"
-) -> Iterator[tuple[Region, "np.ndarray"]]:
+    chunks: Iterable[np.ndarray], shape: Shape, grid: Shape, dtype: np.dtype
+) -> Iterator[tuple[Region, np.ndarray]]:
     """Cut consecutive elements anew: a fresh array for every region of a grid, in C order.
     ValueError, a phrase, for chunks of another dtype, or too many or too few elements."""
-    import numpy as np
-
     source = (flat for chunk in chunks for flat in flattened(chunk, _PART))
     left = np.empty(0, dtype)  # of the present chunk
     for region in regions(shape, grid):

@@ -11,15 +11,13 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from griffin_eval.converters.containers.container import Specs, Writer
 from griffin_eval.converters.containers.safetensors.reader import CODES, INDEX_FILE, SINGLE_FILE
 from griffin_eval.converters.files import write_array, write_file, writing
 from griffin_eval.converters.tensors import ITEM_BYTES, Shape, numpy_dtype
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _ALIGNMENT = 64
 
@@ -65,7 +63,7 @@ class SafetensorsWriter(Writer):
         for file, names in self.shards.items():
             self._lay_out(file, {name: specs[name] for name in names})
 
-    def _write(self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]") -> None:
+    def _write(self, name: str, shape: Shape, dtype: str, chunks: Iterable[np.ndarray]) -> None:
         file, start = self._slots[name]
         with writing(self.folder / file):
             with self._lock:

@@ -12,15 +12,13 @@ import struct
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from griffin_eval.converters.containers.container import Writer
 from griffin_eval.converters.containers.torch_pt.pickle import STORAGES
 from griffin_eval.converters.files import c_strides, write_array, writing
 from griffin_eval.converters.tensors import FLOATS, ITEM_BYTES, Shape, numpy_dtype
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _ALIGNMENT = 64
 _PADDING = struct.Struct("<HH")  # identifier and length of an extra field
@@ -53,7 +51,7 @@ class TorchWriter(Writer):
                 self._file.close()
                 raise
 
-    def _write(self, name: str, shape: Shape, dtype: str, chunks: "Iterable[np.ndarray]") -> None:
+    def _write(self, name: str, shape: Shape, dtype: str, chunks: Iterable[np.ndarray]) -> None:
         kind, start = numpy_dtype(dtype), self._starts[name]
         with writing(self.path):
             crc = write_array(self._file.fileno(), start, shape, kind, chunks, checksum=True)
