@@ -40,10 +40,6 @@ def logit_flops(config: GriffinConfig) -> int:
 def step_flops(config: GriffinConfig, length: int, tokens: int) -> int:
     """Return the operations of a training step: forward once, backward twice as many. Attention
     counts the keys that causal queries see.
-
-    Args:
-        length: Number of tokens of a sequence.
-        tokens: Number of tokens of the step, a multiple of the length.
     """
     forward = reading_flops(config, np.arange(length)) + length * logit_flops(config)
     return 3 * forward * (tokens // length)

@@ -27,12 +27,7 @@ def platform(x: Any) -> str:
 
 
 def elsewhere(given: str, x: Any, arrays: dict[str, Any]) -> list[str]:
-    """Return errors for PyTorch arrays that are not on the device of x. (JAX checks this itself.)
-
-    Args:
-        given: Name of x.
-        arrays: Other arrays or None, by name.
-    """
+    """Return errors for PyTorch arrays that are not on the device of x; JAX checks this itself."""
     if framework(x) != "torch":
         return []
     return [

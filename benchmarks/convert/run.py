@@ -64,13 +64,8 @@ class Run(NamedTuple):
 
 
 def run(conversions: list[Conversion], directory: Path, rounds: int, pythons: list[str]) -> bool:
-    """Measure conversions and print a row of each; return whether all of them succeeded.
-
-    Args:
-        directory: Folder for the sources, which are kept for later runs.
-        rounds: Number of measurements of each, in turn with its limit.
-        pythons: Interpreters whose ``griffin-eval`` converts.
-    """
+    """Measure conversions and print a row of each; return whether all of them succeeded. Sources
+    stay in ``directory`` for later runs."""
     typer.echo(f"medians of {rounds} interleaved rounds, and their range")
     for number, python in enumerate(pythons if len(pythons) > 1 else [], 1):
         typer.echo(f"python {number}: {python}")

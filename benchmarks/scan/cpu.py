@@ -47,14 +47,7 @@ class Timing(NamedTuple):
 def measure(
     lengths: list[int], width: int, gates: int, rounds: int, tell: Callable[[str], None]
 ) -> list[Timing]:
-    """Time every implementation in turn.
-
-    Args:
-        lengths: T of each problem, with a batch of 1.
-        width: D.
-        gates: Number of blocks of the gates, dividing ``width``.
-        tell: Function called with a progress line.
-    """
+    """Time every implementation in turn, with a batch of 1."""
     from griffin_eval.process import tune_process
 
     tune_process()

@@ -42,14 +42,7 @@ def measure(
     peers: bool = True,
     seconds: Callable[[Callable[[], Any]], float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Time every operation in turn with a copy; return rows of `COLUMNS`.
-
-    Args:
-        shapes: Batch, tokens and width of each problem.
-        tell: Function called with a progress line; a peer may compile for minutes.
-        peers: Whether to time other libraries as well.
-        seconds: Function that times a call; `bench_seconds` by default.
-    """
+    """Time every operation in turn with a copy; return rows of `COLUMNS`."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -72,10 +72,6 @@ def measure(
     convolution, gates, scan and the product with the other branch. ``bundles_per_tile`` counts for
     8 x 128 numbers, ``bundles_over_memory`` over the cycles of the ideal bytes. A figure is None if
     the compiler does not report it; ``error`` holds its message if it fails.
-
-    Args:
-        targets: Keys of `benchmarks.scan.tpu_compiler.TARGETS`.
-        tell: Function called with a progress line.
     """
     unknown = [target for target in targets if target not in TARGETS]
     if unknown:

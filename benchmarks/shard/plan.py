@@ -50,11 +50,6 @@ def training_needs(split: Split, data: int, rows: int, length: int) -> list[Need
     summed over the replicas: that of the embedding twice, as a table and as a projection, and that
     of a convolution tap by tap. The gradient of a map's input is summed for each map, since XLA
     does not add first.
-
-    Args:
-        data: Number of replicas.
-        rows: Number of rows of each replica's batch.
-        length: Number of tokens of a row.
     """
     return list(_training_needs(split, data, rows * length, rows, length))
 

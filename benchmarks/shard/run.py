@@ -35,15 +35,6 @@ def measure(
 
     Replicas do not communicate in evaluation, so one is compiled, for its own slice: some TPUs
     cannot run a program on a part of a larger slice.
-
-    Args:
-        target: Devices that hold the replicas.
-        replicas: Number of replicas, a divisor of the number of devices.
-        training: Whether to compile only a training step, in JAX.
-        framework: ``jax``, or ``torch``, which needs none of the devices.
-
-    Returns:
-        Results as in JSON.
     """
     each = target.count // replicas
     split, dtype = split_over(config, each), "bfloat16"
@@ -87,15 +78,7 @@ def measure(
 
 
 def measure_reading(config: GriffinConfig, target: Target, sizes: Sizes) -> dict[str, Any]:
-    """Compile the reading of a document by all devices of a target, and by one of them.
-
-    Args:
-        target: Devices that each hold the whole model and read a part of the document.
-        sizes: Sizes, with the document's ``tokens``.
-
-    Returns:
-        Results as in JSON.
-    """
+    """Compile the reading of a document by all devices of a target, and by one of them."""
     from benchmarks.shard.steps import compile_reading
     from griffin_eval.runners.jax_time import check_split
     from griffin_eval.sharding.mesh_jax import make_time_mesh
@@ -166,10 +149,6 @@ def unexpected(step: Measured, split: Split, vectors: int, framework: str = "jax
 
     It needs sums of vectors of the model's width and, for a split vocabulary, a few sums of one
     number per vector, some of which PyTorch gathers.
-
-    Args:
-        vectors: Number of hidden vectors of the step.
-        framework: ``jax`` or ``torch``.
     """
     found, sums = [], 0
     gathers = framework == "torch" and "vocab" not in split.whole

@@ -162,13 +162,7 @@ def _summary(name: str, compiled: jax.stages.Compiled, weights: Any, states: Any
 
 
 def compile_on(mesh: Mesh, function: Any, *arguments: Any) -> jax.stages.Compiled:
-    """Compile a jitted function for the devices of a mesh, which need not be present.
-
-    Args:
-        mesh: Mesh of devices of one platform.
-        function: Result of `jax.jit`.
-        arguments: Trees of `jax.ShapeDtypeStruct` with shardings.
-    """
+    """Compile a jitted function for the devices of a mesh, which need not be present."""
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh), no_compilation_cache():
         lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))

@@ -25,10 +25,6 @@ def draw(maps: Sequence[dict[str, Any]], folder: Path) -> Path:
     attention in orange, hatched if the interval includes 0. Above them are all recurrent states and
     all attention, with the window marked. Beside them are the losses with keys of some ages hidden,
     the share of the fact that the gates keep, and the half-lives.
-
-    Args:
-        maps: Numbers as ``--json`` prints them.
-        folder: Folder of the figure, created if it does not exist.
     """
     looks, remembers = (any(each[k] for each in maps) for k in ("keys_hidden", "half_lives"))
     widths = [1.35, 1.5] + [0.8] * looks + [0.9, 0.9] * remembers

@@ -49,14 +49,7 @@ def find(
     control: bool,
     progress: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """Measure the map of a checkpoint.
-
-    Args:
-        runner: Runner of the checkpoint in PyTorch.
-        groups: Whether to patch halves of the depth instead of single layers.
-        control: Whether to measure a second map with the answers of other pairs.
-        progress: Function to call after each pair.
-    """
+    """Measure the map of a checkpoint; ``control`` adds one with the answers of other pairs."""
     config, pairs, symbols = opened.config, questions.pairs, questions.symbols
     parts = components(config, groups=groups)
     distances = distances_of(pairs) if symbols is None else [None]

@@ -156,11 +156,7 @@ def measure(
     distances: Sequence[int | None],
     progress: Callable[[], Any] = lambda: None,
 ) -> Effects:
-    """Patch the states of pairs with components at distances of `Pair.cut`.
-
-    Args:
-        progress: Function to call after each pair.
-    """
+    """Patch the states of pairs with components at distances of `Pair.cut`."""
     shape = len(pairs), len(parts), len(distances)
     found = Effects(
         *(np.empty(len(pairs)) for _ in range(2)), *(np.full(shape, np.nan) for _ in range(2))

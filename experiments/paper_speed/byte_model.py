@@ -95,14 +95,7 @@ def filled(config: GriffinConfig, context: int) -> int:
 def largest_batch(
     config: GriffinConfig, length: int, memory: int, itemsize: int = 4, working: int = 0
 ) -> int:
-    """Return the largest number of rows whose caches fit into memory beside the parameters.
-
-    Args:
-        length: Number of tokens of every row.
-        memory: Number of bytes.
-        itemsize: Bytes of a number.
-        working: Bytes of a row beside its cache.
-    """
+    """Return the largest number of rows whose caches and ``working`` bytes fit into memory."""
     row = cache_sizes(config, length, itemsize).total + working
     return max(0, memory - parameter_bytes(config, itemsize)) // row
 

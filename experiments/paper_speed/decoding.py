@@ -90,9 +90,6 @@ def measure(
 
     Args:
         frameworks: torch, jax or both; transformers is measured beside torch on the CPU.
-        wanted: Batches and contexts of each model.
-        device: Device, as the frameworks name it.
-        say: Function to call with a line about each stage.
     """
     contexts = {
         name: sorted({(batch, filled(models[name], context)) for batch, context in points})

@@ -31,13 +31,7 @@ def contexts_to_measure(
 def results(
     measured: Measured, prompts: Sequence[int], sampled: Sequence[int], batches: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the results as in JSON, in seconds, bytes and rates per second.
-
-    Args:
-        measured: Steps at all `contexts_to_measure` for all batches.
-        prompts: Numbers of tokens before the sampled ones.
-        sampled: Numbers of sampled tokens.
-    """
+    """Return the results as in JSON, in seconds, bytes and rates per second."""
     rows = []
     for batch in batches:
         for framework, name in measured.runners():

@@ -36,13 +36,7 @@ def points_to_measure(
 
 
 def results(measured: Measured, memory: int, lengths: Sequence[int]) -> dict[str, Any]:
-    """Return the results as in JSON, in bytes and rates per second.
-
-    Args:
-        measured: Steps at all `points_to_measure`.
-        memory: Number of bytes for parameters, caches and logits.
-        lengths: Numbers of sampled tokens.
-    """
+    """Return the results as in JSON, in bytes and rates per second."""
     return machine(measured.device) | {
         "dtype": DTYPE,
         "memory": memory,

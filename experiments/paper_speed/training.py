@@ -49,15 +49,7 @@ def measure(
     device: str,
     say: Callable[[str], Any],
 ) -> dict[str, Any]:
-    """Measure every length of every model in turn, in each round; return the results as in JSON.
-
-    Args:
-        widths: Models by width.
-        lengths: Numbers of tokens of a sequence, which divide ``tokens``.
-        tokens: Number of tokens of a step.
-        device: Device, as JAX names it.
-        say: Function to call with a line about each stage.
-    """
+    """Measure every length of every model in turn, in each round; return the results as in JSON."""
     seconds: Seconds = {}
     prefill: Seconds = {}
     rates: dict[int, list[float]] = {width: [] for width in widths}
@@ -83,15 +75,7 @@ def measure(
 def results(
     widths: Widths, tokens: int, seconds: Seconds, prefill: Seconds, rates: dict[int, list[float]]
 ) -> dict[str, Any]:
-    """Return the results as JSON has them.
-
-    Args:
-        widths: Models by width.
-        tokens: Tokens of a step.
-        seconds: Seconds of a training step.
-        prefill: Seconds of a prefill.
-        rates: FLOP/s of matrix products in each round, by width.
-    """
+    """Return the results as JSON has them."""
     rows = []
     shortest = min(length for _, _, length in seconds)
     step, read = (

@@ -27,8 +27,6 @@ def layer_states(
 
     Args:
         ids: int32 [T], tokens of the text.
-        framework: ``torch`` or ``jax``.
-        model: Loaded model, on one device.
     """
     own: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
     steps = list(own.layer_values(model, ids, CHUNK))

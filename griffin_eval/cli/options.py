@@ -51,11 +51,7 @@ RUNNING = ("tokenizer", "framework", "dtype", "device", "check")
 
 
 def takes_model_options(*names: str) -> Callable[..., Any]:
-    """Add options for fields of `ModelArguments`, passed to the command as ``options``.
-
-    Args:
-        names: Fields in addition to those of `CHECKPOINT`.
-    """
+    """Add ``options``, a dict of fields of `ModelArguments`: ``names`` and `CHECKPOINT`."""
     return takes_options("options", {name: FIELDS[name] for name in (*names, *CHECKPOINT)})
 
 

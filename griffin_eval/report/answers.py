@@ -52,13 +52,7 @@ def answers(
     files: Files,
     train_length: int | None,
 ) -> list[Answer]:
-    """Return the answers that the runs contain; questions without a matching task are left out.
-
-    Args:
-        compared: Item-by-item comparison of the runs.
-        judged: Verdicts on the last run against the first.
-        train_length: Tokens of a training sequence, or None if unknown.
-    """
+    """Return the answers that the runs contain; questions without a matching task are left out."""
     found = [
         _changed(judged, files),
         _learns(runs, charts),
@@ -353,13 +347,7 @@ def _differences_chart(
     *,
     gray: bool = False,
 ) -> Chart:
-    """Draw a row for each difference, with a bar from low to high.
-
-    Args:
-        rows: Label, difference, low and high of each row.
-        label: Label of the horizontal axis.
-        gray: Whether the bars show the undetectable range rather than an interval.
-    """
+    """Draw a bar from low to high for each difference; gray ones are undetectable changes."""
     figure, (axes,) = panels(1, height=max(2.2, 1.3 + 0.3 * len(rows)))
     axes.axvline(0, color=GRAY, linewidth=1)
     for place, (metric, value, low, high) in enumerate(rows):

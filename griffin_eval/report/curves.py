@@ -92,11 +92,7 @@ def draw_curves(runs: list[Run], files: Files, marks: Marks) -> Iterable[Chart]:
 def curve_figure(
     runs: list[Run], points: list[list[Point]], task: str, quantity: str, marks: Marks
 ) -> Figure:
-    """Return a figure of one quantity of one task, with a line for each run.
-
-    Args:
-        points: Points of each run, drawn where x is a number.
-    """
+    """Return a figure of one quantity of one task, with a line for each run."""
     lines = {r.label: over_x(own) for r, own in zip(runs, points, strict=True) if over_x(own)}
     figure, drawn = _lines_figure(lines, quantity)
     for axes in drawn:

@@ -31,13 +31,7 @@ def write(
     files: Files,
     train_length: int | None,
 ) -> int:
-    """Write the page, the figures, and the tables beside it; return the number of figures.
-
-    Args:
-        judged: Verdicts on the second run against the first.
-        equal: Comparisons with a reference, request by request.
-        train_length: Tokens of a training sequence, or None if unknown.
-    """
+    """Write the page, the figures, and the tables beside it; return the number of figures."""
     compared = differences(runs)
     folder = page.parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -195,12 +195,7 @@ def _detectable(one: Compared, error: float, tasks: int) -> float:
 
 
 def quantiles(groups: int, level: float) -> float:
-    """Return the standard errors that a difference must have to be seen with `POWER`.
-
-    Args:
-        groups: Number of clusters, at least 2.
-        level: Probability of a verdict by chance.
-    """
+    """Return the standard errors that a difference must have to be seen with `POWER`."""
     from scipy import special
 
     return float(special.stdtrit(groups - 1, [1 - level / 2, POWER]).sum())

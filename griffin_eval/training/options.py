@@ -234,13 +234,7 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def command(settings: Mapping[str, Any], steps: int, until: float | None = None) -> str:
-    """Return the command that repeats a run, without its output.
-
-    Args:
-        settings: Contents of the run's ``run.json``.
-        steps: Number of steps of the run.
-        until: Accuracy that ended the run, or was meant to.
-    """
+    """Return the command that repeats a run, from its ``run.json``, without its output."""
     stored = settings["recipe"]
     default = Run(recipe=recipe_named(stored["name"]), model="", seed=0).settings()["recipe"]
     options = {"model": settings["model"], "seed": settings["seed"], "steps": steps}

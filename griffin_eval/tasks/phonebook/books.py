@@ -114,12 +114,7 @@ class Shelf:
 
     @classmethod
     def of(cls, task: str, metadata: dict[str, Any], **fixed: Any) -> "Shelf":
-        """Return the books that ``--metadata`` asks for; its other keys are ignored.
-
-        Args:
-            metadata: ``--metadata`` and the arguments of the model.
-            fixed: Fields that the task sets.
-        """
+        """Return the books that ``--metadata`` asks for; its other keys are ignored."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "task"]
         return cls(task, **{name: metadata[name] for name in names if name in metadata} | fixed)
 

@@ -114,10 +114,6 @@ def _split(
 
     Lengths vary fastest, then books: the first few rows cover all lengths, different books, and
     entries at different depths.
-
-    Args:
-        metadata: Names the tokenizer and the number of visible keys.
-        located: Whether rows hold the token positions of the entries.
     """
     check_integers(shelf.task, **visible_keys_argument(**metadata))
     tokenizer, visible_keys = find_tokenizer(metadata), visible_keys_of(**metadata)

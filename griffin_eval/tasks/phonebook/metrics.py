@@ -58,13 +58,8 @@ class BookTask(CurveTask):
         by_window: bool = False,
         by_depth: bool = False,
     ) -> None:
-        """Declare a metric over all questions and at each length.
-
-        Args:
-            metric, kind, higher_is_better: See `CurveTask.declare`.
-            by_window: Whether to declare it also inside and outside the window, if that is known.
-            by_depth: Whether to declare it also for entries in each fifth of the book.
-        """
+        """Declare a metric over all questions and at each length; optionally also inside and
+        outside the window, if that is known, and in each fifth of the book."""
         names = [metric, *(f"{metric}@{length}" for length in self._lengths)]
         if by_window and self._split:
             names += [f"{metric}@{where}" for where in WINDOW.values()]
@@ -76,12 +71,7 @@ class BookTask(CurveTask):
     def score_points(
         self, doc: dict[str, Any], values: dict[str, float], **more: AnyObservation
     ) -> dict[str, Any]:
-        """Return the scores of a document.
-
-        Args:
-            values: Value by metric, for all points of the metric that the document belongs to.
-            more: Observations of further metrics.
-        """
+        """Return the scores of a document."""
         depth = DEPTHS[doc["position"] * len(DEPTHS) // doc["entries"]]
         points = ["", f"@{doc['length']}", f"@{WINDOW.get(doc['inside_window'])}"]
         points.append(f"_by_depth@{depth}")

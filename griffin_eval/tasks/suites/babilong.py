@@ -13,12 +13,7 @@ LENGTHS = ("0k", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k")  # availab
 
 
 def at_length(*, babilong_length: str = "4k", **others: Any) -> dict[Any, Any]:
-    """Return the documents of one question type.
-
-    Args:
-        babilong_length: One of `LENGTHS`, from ``--metadata``.
-        others: Arguments that lm_eval passes to its own task.
-    """
+    """Return the documents of one question type at one of `LENGTHS`."""
     if babilong_length not in LENGTHS:
         raise ArgumentError(
             f"babilong_length={babilong_length!r}: expected one of {', '.join(LENGTHS)}"

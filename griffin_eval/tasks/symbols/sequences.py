@@ -45,10 +45,6 @@ def generator(task: str, seed: int, length: int, index: int) -> np.random.Genera
     """Return the random generator of one sequence, independent of all other sequences.
 
     Callers use only ``random()``, which gives the same numbers in every version of numpy.
-
-    Args:
-        length: Number of tokens of the sequence.
-        index: Index of the sequence among the sequences of this length.
     """
     return np.random.Generator(np.random.PCG64([zlib.crc32(task.encode()), seed, length, index]))
 
