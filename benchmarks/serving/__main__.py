@@ -29,9 +29,7 @@ def main(
     ] = 128,
     new_tokens: Annotated[
         int,
-        typer.Option(
-            help="Number of tokens to generate for each text; a task says so itself.", min=2
-        ),
+        typer.Option(help="Number of tokens to generate for each text, without --task.", min=2),
     ] = 64,
     rounds: Rounds = 5,
     task: Annotated[
