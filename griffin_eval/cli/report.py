@@ -180,8 +180,8 @@ def power(
     else:
         if score is not None or cluster_size > 1 or within:
             raise ArgumentError(
-                "--score, --cluster-size and --within apply only without RESULTS, which provide "
-                "these numbers"
+                "--score, --cluster-size and --within are for a plan without RESULTS, which "
+                "provide these numbers"
             )
         runs = read([results], [], against)[::-1]
         if len(runs) != (1 if against is None else 2):
