@@ -33,6 +33,8 @@ GATES = ["rg_lru.input_gate_weight", "rg_lru.recurrent_gate_weight"]
 KINDS = {
     "lora": {"target_modules": LINEAR},
     "dora": {"target_modules": LINEAR, "use_dora": True},
+    "rslora": {"target_modules": LINEAR, "use_rslora": True},
+    "bias of B": {"target_modules": ["linear_x", "o_proj"], "lora_bias": True},
     "patterns": {
         "target_modules": LINEAR,
         "rank_pattern": {"q_proj": 5, r"layers\.[01]\..*linear_[xy]": 2},
@@ -64,8 +66,10 @@ KINDS = {
 }
 KINDS["mica"] = {"target_modules": LINEAR, "init_lora_weights": "mica"}
 UNTYING = {"embedding", "head", "embedding and head", "saved head", "saved both"}
-MERGED_BY_PEFT = ["lora", "dora", "patterns", "biases of targets", "all biases", "gates"]  # rightly
-MERGED_BY_PEFT += ["taps", "modules", "regular expression", "first layer"]
+# Rightly merged by peft itself.
+MERGED_BY_PEFT = ["lora", "dora", "rslora", "bias of B", "patterns", "gates", "taps"]
+MERGED_BY_PEFT += ["biases of targets", "all biases", "modules", "regular expression"]
+MERGED_BY_PEFT += ["first layer"]
 
 
 @pytest.fixture(scope="module")

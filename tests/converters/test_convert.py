@@ -325,6 +325,16 @@ def test_an_output_that_exists_is_left_alone(checkpoint, tmp_path):
     assert Checkpoint(out).format.name == "griffin"
 
 
+@pytest.mark.slow
+def test_an_orbax_folder_is_converted_into_a_folder_within_it(converted, tmp_path, monkeypatch):
+    source = shutil.copytree(converted["griffin-orbax"], tmp_path / "source")
+    before = Checkpoint(source)
+    monkeypatch.chdir(source)
+    to("griffin", ".", "hf", progress=lambda nbytes: (source / "log").touch())
+    assert verify(before, "hf").same
+    to("griffin", ".", "hf", overwrite=True)
+
+
 @pytest.mark.parametrize("change", ["written", "added"])
 def test_what_changes_in_an_orbax_folder_meanwhile_is_noticed(converted, tmp_path, change):
     source = shutil.copytree(converted["griffin-orbax"], tmp_path / "source")

@@ -199,6 +199,19 @@ def test_safetensors_without_a_config_are_no_checkpoint(tmp_path):
     assert found["problems"][0].startswith(said)
 
 
+def test_tensors_are_listed_where_names_or_the_config_are_unknown(tmp_path):
+    tensors = {f"q/{i}": w for i, w in enumerate(WEIGHTS.values())}
+    code, found = facts(write(tmp_path / "names", "griffin-orbax", tensors, None))
+    assert code == 1 and found["format"] is None and "--names" in found["problems"][0]
+    assert len(found["tensors"]) == len(WEIGHTS) and found["dtypes"] == {"float32": len(WEIGHTS)}
+    folder = write(tmp_path / "config", "hf", tensors_of("hf"))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"num_key_value_heads": 0}))
+    code, found = facts(folder)
+    assert code == 1 and "num_key_value_heads must be a positive" in found["problems"][0]
+    assert len(found["tensors"]) == len(WEIGHTS) and found["config"] == {}
+
+
 @pytest.mark.parametrize("name", ["hf", "deepmind-torch"])
 def test_integers_in_the_place_of_a_parameter(tmp_path, name):
     """Elements whose scales are not there: what they are quantised with cannot be told."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -180,6 +181,18 @@ def test_a_stack_of_another_length(tmp_path, stack):
     assert f"is (2, 8), expected ({length}, 8)" in message
 
 
+def test_layers_that_the_config_does_not_have(tmp_path):
+    tensors, table = foreign_model(stacked=True)
+    write_tensors(tmp_path / "model", "safetensors", tensors)
+    config = {"model_type": "griffin", **dataclasses.asdict(CONFIG), "num_layers": 4}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    message = refusal(tmp_path, tensors, table)
+    assert re.search(
+        r"stacks with layers that the model lacks \('scan/1/\S+' \(model\.layers\.1\.\S+\): 1 of 2",
+        message,
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -267,6 +280,14 @@ def test_a_file_called_as_a_table_that_ships(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("nemo").write_text(entry("a", ["model.final_norm.weight"], None))
     assert len(read_names("./nemo").rows) == 1 < len(read_names("nemo").rows)
+    Path("latin.toml").write_bytes(b"\xff")
+    for name, said in (
+        (tmp_path / "nothing.toml", "nothing.toml: .*No such file"),
+        ("nemoo", "one of .*nemo.*did you mean 'nemo'"),
+        (tmp_path / "latin.toml", "expected TOML"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            read_names(name)
 
 
 def test_what_tensors_cannot_say_is_in_the_config(tmp_path):

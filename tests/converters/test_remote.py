@@ -142,6 +142,17 @@ def test_no_name_leads_out():
     assert inside(["d/1", "a..b", "../a", "a/../../b", "/etc/a", "..", ""]) == ["d/1", "a..b"]
 
 
+def test_a_conversion_that_fails_leaves_nothing(bucket, tmp_path):
+    damaged, url = tmp_path / "damaged", f"{bucket}/failed"
+    assert griffin_eval("convert", SHIPPED, damaged, "--to", "griffin").returncode == 0
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (damaged / "model.safetensors").write_bytes(content)
+    done = griffin_eval("convert", damaged, url, "--to", "griffin-orbax")
+    assert done.returncode == 2 and "griffin_manifest.json says" in done.stderr
+    assert listed_in(url)[1] == []
+
+
 def test_metadata_come_last_and_a_killed_conversion_is_no_checkpoint(bucket):
     """The small files are written, and then the process would have ended."""
     url = f"{bucket}/killed"
