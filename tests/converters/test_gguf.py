@@ -96,7 +96,7 @@ def theirs(file):
         }
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", fast(["candle"], WRITERS))
 @pytest.mark.parametrize("kind", fast(["Q4_K"], ["F16", *dequantisable(), "BF16"]))
 def test_whole_files(tmp_path, writer, kind):
     block, _ = gguf.GGML_QUANT_SIZES[TYPES[kind]]
@@ -229,23 +229,19 @@ def test_what_the_refused_files_are_made_of_is_read(tmp_path):
         (file_of(GOOD, version=3 << 24), "is big-endian"),
         (file_of(GOOD, counts=(1 << 60, 0)), "has an empty name"),
         (file_of(GOOD, counts=(2, 1 << 60)), "has a name of 562949953421312 bytes"),
-        (file_of(GOOD, counts=(3, 0)), "has an empty name"),
         (file_of([string(b"a" * 1001) + GOOD[0][9:]]), "has a name of 1001 bytes"),
         (file_of([struct.pack("<Q", 1 << 60)]), "has a name of 1152921504606846976 bytes"),
         (file_of([entry(b"\xff", (8,), F32, 0)]), "a name that is not UTF-8"),
         (file_of([entry("a", (1,) * 5, F32, 0)]), "of 5 dimensions, expected at most 4"),
-        (file_of([string("a") + struct.pack("<I", (1 << 32) - 1)]), "of 4294967295 dimensions"),
         (file_of([entry("a", (1 << 40, 1 << 40), F32, 0)]), "larger than any memory"),
         (file_of([entry("a", (0, 1 << 63), F32, 0)]), "larger than any memory"),
         (file_of([entry("a", (8,), 99, 0)]), "has the type 99, which the gguf library does not"),
-        (file_of([entry("a", (8,), 4, 0)]), "has the type 4, which"),  # once Q4_2
         (file_of([entry("a", (256,), 15, 0)], bytes(320)), "is Q8_K, which the gguf library does"),
         (file_of([entry("a", (2, 33), Q4_0, 0)]), r"is \(2, 33\), no rows of whole blocks of 32"),
         (file_of([entry("a", (), Q4_0, 0)]), r"is \(\), no rows of whole blocks"),
         (file_of([GOOD[0], GOOD[0]]), "'a' is there twice"),
         (file_of([GOOD[0], entry("b", (8,), F32, 32)]), "'b' overlaps 'a'"),
         (file_of([GOOD[0], entry("b", (8,), F32, 60)]), "the offset 60, no multiple of 32"),
-        (file_of([GOOD[0], entry("b", (8,), F32, 1 << 60)]), "'b' ends at byte"),
         (file_of([GOOD[0], entry("b", (8,), F32, (1 << 64) - 32)]), "has the offset"),
         (file_of(GOOD, DATA[:-1]), "'b' ends at byte 224 of a file of 223"),
         (file_of(GOOD, DATA + bytes(64)), "64 bytes after 'b' are unused"),
@@ -258,7 +254,6 @@ def test_what_the_refused_files_are_made_of_is_read(tmp_path):
         (file_of(GOOD, metadata=[key("a", 7, b"\1")] * 2), "has the metadata 'a' twice"),
         (file_of(GOOD, metadata=[key("a", 8, struct.pack("<Q", 1 << 60))]), "goes on for 115292"),
         (file_of(GOOD, metadata=[key("a", 9, struct.pack("<IQ", 0, 1 << 60))]), "goes on for 1152"),
-        (file_of(GOOD, metadata=[key("a", 9, struct.pack("<IQ", 8, 1 << 60))]), "goes on for"),
         (file_of(GOOD, metadata=[key("a", 9, struct.pack("<IQ", 9, 1))]), "an array of the type 9"),
         (
             file_of(GOOD, metadata=[key("general.alignment", 4, struct.pack("<I", 48))]),

@@ -408,6 +408,7 @@ def test_refusals(hub, user):
 # Command lines.
 
 
+@pytest.mark.ci
 def test_inspect(hub, user, models):
     hub.push("org/hf", models["hf"])
     command = [BIN / "griffin-eval", "inspect", "org/hf", "--json"]

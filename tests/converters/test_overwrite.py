@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from slow import slow
 from tiny_checkpoints import CONFIG, write_all
 from typer.testing import CliRunner
 
@@ -127,7 +128,7 @@ BESIDE = {  # what lies beside a checkpoint's files, and what is said of it
 }
 
 
-@pytest.mark.parametrize("mark", ["config.json", "model.safetensors", "old.pt"])
+@pytest.mark.parametrize("mark", [slow("config.json"), "model.safetensors", slow("old.pt")])
 def test_nothing_but_a_checkpoint_is_removed(mark, formats, tmp_path):
     for number, (beside, expected) in enumerate(BESIDE.items()):
         folder = tmp_path / str(number)
