@@ -1,19 +1,27 @@
 """The scan and the RG-LRU of every implementation that runs here, against the float64 reference."""
 
-import functools
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rglru_torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import compare, relative_error
+from rglru_cases import (
+    COMPLEX,
+    LAYOUTS,
+    OPERATORS,
+    Case,
+    apply,
+    differentiated,
+    exact,
+    expected,
+    run,
+)
 from slow import ci, examples, fast, slow
-from torch_gradients import pulled_back
 from xla_options import QUICK_COMPILE
 
 from griffin_eval.errors import ArgumentError
@@ -25,7 +33,6 @@ from griffin_eval.kernels.rglru import (
     cpu_torch,
     plain_jax,
     plain_torch,
-    reference,
     tpu_jax,
 )
 from griffin_eval.kernels.rglru.reference import Gates
@@ -33,26 +40,7 @@ from griffin_eval.kernels.rglru.tpu import block
 
 SUBJECTS = [("torch", "plain"), ("torch", "cpu"), ("jax", "plain"), ("jax", "cpu")]
 each_subject = pytest.mark.parametrize("framework, impl", SUBJECTS)
-OPERATORS = {"scan": ("a", "x", "h0"), "rglru": ("x", *Gates._fields[:5], "h0")}
-COMPLEX = {"cglru": ("x", *Gates._fields[:6], "h0")}  # which only the plain ones have
 each_operator = pytest.mark.parametrize("operator", OPERATORS)
-
-# Rows of any length with documents starting anywhere; segments behind each other with gaps.
-LAYOUTS = {
-    "rows": {"batch": 2, "time": 21},
-    "ragged": {"batch": 4, "time": 17, "lengths": [17, 0, 1, 12], "resets": 0.1},
-    "resets": {"batch": 2, "time": 13, "resets": 0.3},
-    "packed": {"batch": 1, "time": 26, "starts": [0, 3, 3, 10, 24], "lengths": [3, 0, 6, 12, 2]},
-    "packed, resets": {
-        "batch": 1,
-        "time": 20,
-        "starts": [2, 10, 19],
-        "lengths": [8, 6, 0],
-        "resets": 0.2,
-    },
-    "short": {"batch": 2, "time": 6, "resets": 0.1, "lengths": [6, 4]},
-    "one token": {"batch": 5, "time": 1},
-}
 
 
 def with_layouts(operator, framework, impl):
@@ -78,130 +66,6 @@ each_layout = pytest.mark.parametrize(
 
 def fast_subjects(*chosen):
     return [one if one in chosen else slow(*one) for one in SUBJECTS]
-
-
-class Case:
-    """Arrays of one problem, in float64, and the tokens that are not padding."""
-
-    def __init__(self, layout, width=24, gates=3, seed=0):
-        spec = LAYOUTS[layout] if isinstance(layout, str) else layout
-        rng = np.random.default_rng(seed)
-        batch, time = spec["batch"], spec["time"]
-        self.where = {}
-        for name in ("starts", "lengths"):
-            if name in spec:
-                self.where[name] = np.array(spec[name])
-        if "resets" in spec:
-            self.where["resets"] = rng.random((batch, time)) < spec["resets"]
-        states = len(self.where.get("lengths", range(batch)))
-        block = (gates, width // gates)
-        self.arrays = {
-            "a": rng.uniform(0, 1, (batch, time, width)) ** rng.choice([0.01, 1.0], width),
-            "x": rng.standard_normal((batch, time, width)),
-            "h0": rng.standard_normal((states, width)),
-            "recurrent_param": rng.uniform(-6, 1, width),
-            "input_weight": rng.standard_normal((*block, block[1])) / block[1] ** 0.5,
-            "input_bias": rng.standard_normal(block),
-            "recurrent_weight": rng.standard_normal((*block, block[1])) / block[1] ** 0.5,
-            "recurrent_bias": rng.standard_normal(block),
-        }
-        self.complex = {  # channels are pairs of numbers
-            "recurrent_param": self.arrays["recurrent_param"][: width // 2],
-            "imaginary_param": rng.uniform(-np.pi, np.pi, width // 2),
-        }
-        for name in Gates._fields[1:5]:
-            self.complex[name] = self.arrays[name][..., : block[1] // 2]
-        self.read = np.ones((batch, time), bool)
-        if "starts" in spec:
-            self.read[:] = False
-            for start, length in zip(spec["starts"], spec["lengths"], strict=True):
-                self.read[0, start : start + length] = True
-        elif "lengths" in spec:
-            self.read = np.arange(time) < self.where["lengths"][:, None]
-        self.dh = rng.standard_normal((batch, time, width)) * self.read[:, :, None]
-        self.dlast = rng.standard_normal((states, width))
-
-    def round_to_bfloat16(self):
-        """Make all numbers exact in bfloat16, but the states at the start, which are float32."""
-        for name, value in self.arrays.items():
-            narrow = torch.tensor(value).float()
-            self.arrays[name] = (narrow if name == "h0" else narrow.bfloat16()).double().numpy()
-        self.dh = torch.tensor(self.dh).bfloat16().double().numpy()
-
-    def inputs(self, operator):
-        if operator in COMPLEX:
-            return [(self.arrays | self.complex)[name] for name in COMPLEX[operator]]
-        return [self.arrays[name] for name in OPERATORS[operator]]
-
-
-def apply(operator, inputs, where, **options):
-    if operator == "scan":
-        a, x, h0 = inputs
-        return options.pop("module", api).linear_scan(a, x, h0, **where, **options)
-    x, *gates, h0 = inputs
-    return options.pop("module", api).rglru(x, Gates(*gates), h0, **where, **options)
-
-
-def run(framework, impl, operator, case, dtype, gradients=False):
-    """h of what is read, last, and the gradients of <h, dh> + <last, dlast>, in float64."""
-    inputs = case.inputs(operator)
-    if framework == "torch":
-        kind = getattr(torch, dtype)
-        put = [torch.tensor(v).to(kind).requires_grad_(gradients) for v in inputs]
-        put[-1] = torch.tensor(inputs[-1]).to(torch.promote_types(kind, torch.float32))
-        put[-1].requires_grad_(gradients)
-        where = {name: torch.tensor(v) for name, v in case.where.items()}
-        h, last = apply(operator, put, where, impl=impl)
-        found = [h, last]
-        if gradients:
-            pull = (torch.tensor(case.dh).to(h.dtype), torch.tensor(case.dlast).to(last.dtype))
-            found += torch.autograd.grad((h, last), put, pull)
-        found = [v.detach().double().numpy() for v in found]
-    else:
-        with jax.enable_x64(dtype == "float64"):
-            put = [jnp.asarray(v, dtype) for v in inputs]
-            put[-1] = jnp.asarray(inputs[-1], "float64" if dtype == "float64" else "float32")
-            where = {name: jnp.asarray(v) for name, v in case.where.items()}
-            found = _jax(operator, impl, gradients, put, where, case.dh, case.dlast)
-            found = [np.asarray(v, np.float64) for v in found]
-    found[0] = np.where(case.read[:, :, None], found[0], 0.0)
-    return found
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=QUICK_COMPILE)
-def _jax(operator, impl, gradients, inputs, where, dh, dlast):
-    interpreted = {"module": tpu_jax, "interpret": True}
-
-    def function(*inputs):
-        return apply(operator, inputs, where, **(interpreted if impl == "tpu" else {"impl": impl}))
-
-    (h, last), pull = jax.vjp(function, *inputs)
-    return [h, last, *(pull((dh.astype(h.dtype), dlast.astype(last.dtype))) if gradients else ())]
-
-
-def expected(operator, case):
-    """Return every h_t and the last states of the reference."""
-    return list(apply(operator, case.inputs(operator), case.where, module=reference))
-
-
-def exact(operator, case):
-    """Return the expected values and gradients of a case: torch's, in float64."""
-    function = functools.partial(_as_torch, operator, case.where)
-    values, gradients = pulled_back(function, case.inputs(operator), (case.dh, case.dlast))
-    for ours, right in zip(values, expected(operator, case), strict=True):
-        np.testing.assert_allclose(ours, right, rtol=1e-12, atol=1e-12)
-    return [*expected(operator, case), *gradients]
-
-
-@functools.cache
-def differentiated(operator, layout, width=24, gates=3):
-    """Return a case by name, and its expected values and gradients."""
-    case = Case(layout, width, gates)
-    return case, exact(operator, case)
-
-
-def _as_torch(operator, where, *inputs):
-    return apply(operator, inputs, where, module=rglru_torch)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 Those marked ``gpu`` run the same on a CUDA device.
 """
 
-import functools
 import importlib.util
 import itertools
 import re
@@ -14,17 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import rglru_torch
 import torch
 from packaging.version import Version
 from parity import relative_error
+from rglru_cases import Case, exact, expected, run
 from slow import ci, slow
-from torch_gradients import pulled_back
 from triton_builds import compile_for, usage
 from triton_interpreter import KERNELS, interpreted_kernels
 
 from griffin_eval.errors import ArgumentError, MissingExtraError
-from griffin_eval.kernels.rglru import reference, triton_torch
+from griffin_eval.kernels.rglru import triton_torch
 from griffin_eval.kernels.rglru.reference import Gates
 
 triton = pytest.importorskip("triton")
@@ -53,121 +51,18 @@ def device(request, monkeypatch):
     return request.param
 
 
-class Case(SimpleNamespace):
-    """Inputs that are exact in bfloat16, layout and cotangents; ``read`` says which are tokens."""
-
-    def __init__(self, name, op, time, width=30, batch=1, blocks=5, resets=True, **layout):
-        rng = np.random.default_rng([time, width, len(name)])
-        segments = len(layout.get("lengths", range(batch)))
-        shape = (batch, time, width)
-        x, dh = rng.standard_normal((2, *shape))
-        if op == "linear_scan":
-            # Decays that forget at once, never, and anything between.
-            a = rng.uniform(0, 1, shape) ** rng.choice([0.01, 1.0], (batch, 1, width))
-            a[rng.random(shape) < 0.1] = 0.0
-            inputs = [a, x]
-        else:
-            size = width // blocks
-            weights = size**-0.5 * rng.standard_normal((2, blocks, size, size))
-            biases = 0.5 * rng.standard_normal((2, blocks, size))
-            slopes = rng.uniform(-7, 1, width)
-            inputs = [x, slopes, weights[0], biases[0], weights[1], biases[1]]
-        if layout.pop("h0", True):
-            inputs.append(rng.standard_normal((segments, width)))
-        cotangents = dh, rng.standard_normal((segments, width))
-        self.layout = {key: np.array(value) for key, value in layout.items()}
-        if resets:
-            self.layout["resets"] = rng.random((batch, time)) < 0.1
-        self.op, self.name = op, name
-        self.inputs = [_exact(v) for v in inputs]
-        self.read = _read(batch, time, **layout)
-        self.cotangents = [_exact(v) for v in cotangents]
-        self.cotangents[0][~self.read] = 0.0
-
-    def call(self, module, inputs, **options):
-        if self.op == "linear_scan":
-            return module.linear_scan(*inputs, **options)
-        return module.rglru(inputs[0], Gates(*inputs[1:6]), *inputs[6:], **options)
-
-
-def _exact(array):
-    return torch.tensor(array, dtype=torch.bfloat16).double().numpy()
-
-
-def _read(batch, time, lengths=None, starts=None):
-    if lengths is None:
-        return np.ones((batch, time), bool)
-    if starts is None:
-        return np.arange(time) < np.array(lengths)[:, None]
-    read = np.zeros((batch, time), bool)
-    for start, length in zip(starts, lengths, strict=True):
-        read[0, start : start + length] = True
-    return read
-
-
-LAYOUTS = {
-    # More columns than a program has, and steps that divide nothing.
-    "plain": dict(time=19, batch=2, width=70, resets=False, h0=False),
-    # Chunks of 16 tokens: one that is full, one that begins, and one that is empty.
-    "ragged": dict(time=20, batch=3, lengths=[19, 0, 3]),
-    "packed": dict(time=26, starts=[0, 5, 7, 7], lengths=[5, 1, 0, 18]),
-}
-
-
-@functools.cache
-def case(op, name):
-    return Case(name, op, **LAYOUTS[name])
-
-
-@functools.cache
-def expected(op, name):
-    """(h, last) of the reference and the gradients, by torch of the same loop in float64."""
-    c = case(op, name)
-    wanted = c.call(reference, c.inputs, **c.layout)
-    function = functools.partial(_in_torch, c)
-    (h, last), gradients = pulled_back(function, c.inputs, c.cotangents)
-    np.testing.assert_allclose(h[c.read], wanted[0][c.read], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(last, wanted[1], rtol=1e-12, atol=1e-12)
-    return wanted, gradients
-
-
-def _in_torch(c, *inputs):
-    return c.call(rglru_torch, inputs, **c.layout)
-
-
-def run(c, dtype, device, chunks):
-    """The same of the kernels."""
-    inputs = [
-        torch.tensor(v, dtype=getattr(torch, dtype), device=device, requires_grad=True)
-        for v in c.inputs
-    ]
-    layout = {key: torch.from_numpy(value).to(device) for key, value in c.layout.items()}
-    results = c.call(triton_torch, inputs, chunks=chunks, **layout)
-    assert [v.dtype for v in results] == [getattr(torch, dtype), torch.float32]
-    cotangents = [
-        torch.tensor(v, dtype=r.dtype, device=device)
-        for v, r in zip(c.cotangents, results, strict=True)
-    ]
-    gradients = torch.autograd.grad(results, inputs, cotangents)
-    assert [v.dtype for v in gradients] == [v.dtype for v in inputs]
-    return [[v.detach().double().cpu().numpy() for v in vs] for vs in (results, gradients)]
-
-
 ARRANGEMENTS = [
     (op, layout, dtype, chunks)
-    for op in ("linear_scan", "rglru")
+    for op in ("scan", "rglru")
     for layout, dtype, chunks in [
-        ("plain", "float32", 1),
+        ("rows", "float32", 1),
         ("ragged", "float32", 3),
-        ("packed", "float32", 2),
-        ("packed", "bfloat16", 1),
+        ("packed, resets", "float32", 2),
+        ("packed, resets", "bfloat16", 1),
         ("ragged", "bfloat16", 2),
     ]
 ]
-CHOSEN = [
-    ("linear_scan", "plain", "float32", 1),
-    ("linear_scan", "packed", "bfloat16", 1),
-]
+CHOSEN = [("scan", "rows", "float32", 1), ("scan", "packed, resets", "bfloat16", 1)]
 
 
 @pytest.mark.parametrize(
@@ -175,31 +70,25 @@ CHOSEN = [
     [one if one in CHOSEN else slow(*one) for one in ARRANGEMENTS],
 )
 def test_kernels_equal_the_reference(op, layout, dtype, chunks, device, record_parity):
-    c = case(op, layout)
-    (h, last), gradients = run(c, dtype, device, chunks)
-    (eh, elast), egradients = expected(op, layout)
-
-    def close(quantity, found, wanted):
-        error = max(relative_error(f, w) for f, w in zip(found, wanted, strict=True))
+    case = Case(layout, width=70, gates=5)  # more columns than a program has
+    case.round_to_bfloat16()
+    kernels = {"module": triton_torch, "chunks": chunks, "device": device}
+    found = run("torch", "triton", op, case, dtype, gradients=True, **kernels)
+    wanted = exact(op, case)
+    quantities = [dtype, "float32", *[f"gradients, {dtype}"] * (len(found) - 2)]
+    for quantity, ours, right in zip(quantities, found, wanted, strict=True):
         coarse = CUT_OFF if device == "cpu" and "bfloat16" in quantity else 1
         tolerance = coarse * TOLERANCES[quantity]
+        error = relative_error(ours, right)
         record_parity(f"triton {op} - reference", quantity, error, tolerance)
 
-    close(dtype, [h[c.read]], [eh[c.read]])
-    close("float32", [last], [elast])  # also of bfloat16, whose values are exact here
-    close(f"gradients, {dtype}", gradients, egradients)
-    of_tokens = [v for v in (h, *gradients) if v.shape == h.shape]
-    assert all((v[~c.read] == 0).all() for v in of_tokens)
 
-
-@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
-@pytest.mark.parametrize(("time", "width", "blocks"), [(1, 1, 1), slow(2, 3, 3)])
-def test_smallest_shapes(op, time, width, blocks, device):
-    c = Case("", op, time=time, width=width, blocks=blocks, batch=2)
-    (h, last), _ = run(c, "float32", device, None)
-    eh, elast = c.call(reference, c.inputs, **c.layout)
-    np.testing.assert_allclose(h, eh, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(last, elast, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("op", ["scan", "rglru"])
+def test_smallest_shapes(op, device):
+    case = Case({"batch": 2, "time": 1}, width=1, gates=1)
+    found = run("torch", "triton", op, case, "float32", module=triton_torch, device=device)
+    for ours, right in zip(found, expected(op, case), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunks", [None, 2])
