@@ -151,8 +151,8 @@ def _compare(run: Run, other: Run, task: str) -> Compared:
                 right_or_wrong and alone and all(b[1] == 1 for _, b in both),
             )
     raise ReportError(
-        f"{other.path}: {task} has no metric with a number for each item and with a known direction "
-        "(whether more is better), so that there is no verdict on it"
+        f"{other.path}: {task} has no metric with a number for each item and with a known "
+        "direction (whether more is better), so that there is no verdict on it"
     )
 
 
