@@ -12,18 +12,24 @@ from rich.console import Console
 
 from benchmarks.peers import Absent
 from benchmarks.timing import Failed
+from griffin_eval.config import PRESETS, GriffinConfig
+from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import did_you_mean
 
 Rounds = Annotated[int, typer.Option(help="Number of interleaved rounds.", min=1)]
 Framework = Annotated[str, typer.Option(help="Framework: torch or jax.")]
 AnyDtype = Annotated[str, typer.Option(help="Dtype of weights and activations.")]
+Figures = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder for figures, PNG and SVG.")
+]
 Model = Annotated[str, typer.Argument(help="Folder, .pt or .gguf file, or hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Pythons = Annotated[
     list[Path] | None,
     typer.Option(
         "--python",
-        help="Interpreter of an environment to measure; repeat it to compare several; by default "
-        "this one.",
+        help="Interpreter of an environment to measure, by default this one. Repeat it to compare "
+        "several.",
         exists=True,
         dir_okay=False,
     ),
@@ -31,12 +37,7 @@ Pythons = Annotated[
 
 
 class Interpreter(NamedTuple):
-    """An environment whose griffin-eval is measured.
-
-    Attributes:
-        label: Suffix that tells it from the others; empty if it is the only one.
-        path: Absolute path of its Python.
-    """
+    """A measured environment: a suffix, empty if it is the only one, and the path of its Python."""
 
     label: str
     path: str
@@ -47,19 +48,25 @@ class Interpreter(NamedTuple):
 
 
 def interpreters(paths: Sequence[Path] | None) -> list[Interpreter]:
-    """Return the interpreters of `Pythons`, by default the one that runs this.
-
-    Paths are not resolved, since an environment's Python is a link to another one.
-    """
-    if not paths:
-        return [Interpreter("", sys.executable)]
-    absolute = [Path(os.path.abspath(path)) for path in paths]
+    """Return the interpreters of `Pythons`, by default the one that runs this."""
+    # Paths are not resolved, since an environment's Python is a link to another one.
+    absolute = [Path(os.path.abspath(path)) for path in paths or [sys.executable]]
     if len(absolute) == 1:
         return [Interpreter("", str(absolute[0]))]
     return [
         Interpreter(f", {number} {path.parent.parent.name}", str(path))
         for number, path in enumerate(absolute, 1)
     ]
+
+
+def chosen_preset(name: str) -> GriffinConfig:
+    """Return the config of a preset; ArgumentError for other names."""
+    if name not in PRESETS:
+        raise ArgumentError(
+            f"unknown preset {name!r}: expected one of {', '.join(PRESETS)}"
+            f"{did_you_mean(name, PRESETS)}"
+        )
+    return PRESETS[name]
 
 
 def tell(text: str) -> None:

@@ -25,7 +25,6 @@ import multiprocessing
 import os
 import platform
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,8 +32,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +43,9 @@ if __name__ == "__main__":  # a script's path has the folder `benchmarks` but no
     sys.path[:] = [str(ROOT), *(path for path in sys.path if path != str(ROOT / "benchmarks"))]
     import_module("benchmarks")  # removes the checkout from the path
 
-SECONDS = 290.0  # time of a run without its start
+from benchmarks.timing import interleave  # noqa: E402
+
+SECONDS = 290.0  # time for a run, beside its start
 ROUNDS = 5
 PACKAGES = ("torch", "triton", "jax", "transformers", "griffin-eval", "lm-eval")
 
@@ -82,7 +85,7 @@ def copy_bandwidth(settings: Settings, report: Report) -> None:
 
     source = torch.ones(settings.size(2**30, 2**12), dtype=torch.bfloat16, device=settings.device)
     target = torch.empty_like(source)
-    seconds = _times(lambda: target.copy_(source), settings)
+    seconds = _times(settings, call=lambda: target.copy_(source))["call"]
     report("seconds", seconds)
     report("bytes_per_second", 2 * source.nbytes / seconds["median"])
 
@@ -94,7 +97,7 @@ def products(settings: Settings, report: Report) -> None:
     for full, tiny in ((4096, 16), (8192, 32), (16384, 64)):
         size = settings.size(full, tiny)
         left = torch.randn(size, size, device=settings.device).to(torch.bfloat16)
-        seconds = _times(lambda left=left: left @ left, settings)
+        seconds = _times(settings, call=lambda left=left: left @ left)["call"]
         report(str(size), 2 * size**3 / seconds["median"])
 
 
@@ -119,11 +122,11 @@ def kernels(settings: Settings, report: Report) -> None:
     from benchmarks.scan import gpu
 
     shapes = [(1, 4, 6)] if settings.tiny else [(8, 8192, 2560), (1, 8192, 2560)]
-    seconds = gpu.bench_seconds if settings.device == "cuda" else _call_seconds
+    seconds = None if settings.device == "cuda" else partial(_once, settings=settings)
     for shape in shapes:
         rows = gpu.measure([shape], ["bfloat16"], settings.device, seconds=seconds, peers=False)
         for row in rows:
-            report(f"{row['operation']}, {' x '.join(map(str, shape))}", row)
+            report(f"{row['operation']}, {row['shape']}", row)
 
 
 def beside_transformers(settings: Settings, report: Report) -> None:
@@ -132,17 +135,11 @@ def beside_transformers(settings: Settings, report: Report) -> None:
     text = settings.size(4096, 64)
     lengths = {f"reading {text}": [text], f"reading 8 x {text // 4}": [text // 4] * 8}
     for name, each in lengths.items():
-        calls = {
-            "griffin": _reading_step(griffin, each, settings),
-            "transformers": _peer_reading(peer, each, settings),
-        }
-        report(name, _in_turn(calls, settings))
+        ours, theirs = _reading_step(griffin, each, settings), _peer_reading(peer, each, settings)
+        report(name, _times(settings, griffin=ours, transformers=theirs))
     for rows in (1, settings.size(64, 3)):
-        calls = {
-            "griffin": _decoding_step(griffin, rows, settings),
-            "transformers": _peer_decoding(peer, rows, settings),
-        }
-        report(f"decoding {rows}", _in_turn(calls, settings))
+        ours, theirs = _decoding_step(griffin, rows, settings), _peer_decoding(peer, rows, settings)
+        report(f"decoding {rows}", _times(settings, griffin=ours, transformers=theirs))
 
 
 def gpu_tests(settings: Settings, report: Report) -> None:
@@ -163,9 +160,13 @@ def gpu_tests(settings: Settings, report: Report) -> None:
 
 def lm_eval_commands(settings: Settings, report: Report) -> None:
     """Report whole ``lm_eval`` commands, each of a choice task and a task that generates."""
+    from benchmarks.random_checkpoint import write_checkpoint
+
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint"
-        _write_checkpoint(checkpoint, settings)
+        write_checkpoint(checkpoint)
+        if not settings.tiny:
+            _transformers(settings).save_pretrained(checkpoint)
         griffin = "framework=torch,dtype=bfloat16"
         limit = settings.size(100, 2)
         for task, shots in (("griffin_pydoc_choice", 5), ("griffin_phonebook", 0)):
@@ -181,15 +182,11 @@ def lm_eval_commands(settings: Settings, report: Report) -> None:
                     *("--num_fewshot", str(shots), "--limit", str(limit)),
                     *("--batch_size", "8", "--device", settings.device),
                 ]
-                report(f"{task}, {name}", _command(command))
-
-
-def _command(command: list[str]) -> dict[str, Any]:
-    begin = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "exit_code": done.returncode, "output": lines[-12:]}
+                begin = time.perf_counter()
+                done = subprocess.run(command, capture_output=True, text=True)
+                lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
+                result = {"exit_code": done.returncode, "output": lines[-12:]}
+                report(f"{task}, {name}", {"seconds": time.perf_counter() - begin} | result)
 
 
 # Function and largest number of seconds of each measurement, in a run of `SECONDS`.
@@ -317,7 +314,7 @@ def _profile(step: Callable[[], Any], settings: Settings, name: str, report: Rep
     """Report seconds, kernels by time, launches and gaps of a step."""
     from torch.profiler import ProfilerActivity, profile
 
-    report(f"{name}, seconds", _times(step, settings))
+    report(f"{name}, seconds", _times(settings, call=step)["call"])
     cuda, repeats = settings.device == "cuda", 3
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
     with profile(activities=activities) as trace:
@@ -335,27 +332,17 @@ def _profile(step: Callable[[], Any], settings: Settings, name: str, report: Rep
     for event in run:
         times.setdefault(event.name, []).append(event.time_range.elapsed_us())
     slowest = sorted(times, key=lambda kernel: -sum(times[kernel]))[:40]
-    report(
-        name,
-        {
-            "kernels": len(run) / repeats,
-            "launch_calls": {call: count / repeats for call, count in launches.items()},
-            "busy_us": busy / repeats,
-            "gaps_us": gaps / repeats,
-            "kernels_by_time": [
-                {
-                    "name": kernel,
-                    "count": len(times[kernel]) / repeats,
-                    "us": sum(times[kernel]) / repeats,
-                }
-                for kernel in slowest
-            ],
-        },
-    )
+    by_time = [
+        {"name": k, "count": len(times[k]) / repeats, "us": sum(times[k]) / repeats}
+        for k in slowest
+    ]
+    figures = {"kernels": len(run) / repeats, "busy_us": busy / repeats, "gaps_us": gaps / repeats}
+    calls = {call: count / repeats for call, count in launches.items()}
+    report(name, figures | {"launch_calls": calls, "kernels_by_time": by_time})
 
 
 def _busy_and_gaps(intervals: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the length of the union of intervals, and the gaps in their span."""
+    """Return the length of the union of intervals, and of the gaps between them."""
     if not intervals:
         return 0.0, 0.0
     busy, reached = 0.0, min(start for start, _ in intervals)
@@ -366,18 +353,15 @@ def _busy_and_gaps(intervals: list[tuple[float, float]]) -> tuple[float, float]:
     return busy, reached - first - busy
 
 
-def _in_turn(calls: dict[str, Callable[[], Any]], settings: Settings) -> dict[str, Any]:
-    """Return the seconds of calls that take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(_once(call, settings))
-    return {name: _spread(values) for name, values in times.items()}
-
-
-def _times(call: Callable[[], Any], settings: Settings) -> dict[str, float]:
-    call()
-    return _spread([_once(call, settings) for _ in range(ROUNDS)])
+def _times(settings: Settings, **calls: Callable[[], Any]) -> dict[str, dict[str, float]]:
+    """Return median and range of the seconds of calls that take turns, after one call of each."""
+    for call in calls.values():
+        call()
+    timed = {name: partial(_once, call, settings) for name, call in calls.items()}
+    return {
+        name: {"median": median(seconds), "min": min(seconds), "max": max(seconds)}
+        for name, seconds in interleave(ROUNDS, timed).items()
+    }
 
 
 def _once(call: Callable[[], Any], settings: Settings) -> float:
@@ -390,14 +374,6 @@ def _once(call: Callable[[], Any], settings: Settings) -> float:
     return (time.perf_counter() - begin) / repeats
 
 
-def _call_seconds(call: Callable[[], Any]) -> float:
-    return _once(call, Settings("cpu", tiny=True))
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
 def _wait(settings: Settings) -> None:
     import torch
 
@@ -405,23 +381,10 @@ def _wait(settings: Settings) -> None:
         torch.cuda.synchronize()
 
 
-def _write_checkpoint(folder: Path, settings: Settings) -> None:
-    """Write transformers' model of the shapes, with a small tokenizer."""
-    from benchmarks.random_checkpoint import write_checkpoint
+def run(which: str, settings: Settings, output: Path, seconds: float) -> None:
+    """Run the measurements of a key of `RUNS`, each in a process of its own.
 
-    folder.mkdir()
-    write_checkpoint(folder)
-    if not settings.tiny:
-        _transformers(settings).save_pretrained(folder)
-
-
-def run(which: str, settings: Settings, output: Path, seconds: float) -> dict[str, Any]:
-    """Run the measurements of a run, each in a separate process; return the contents of the file.
-
-    Args:
-        which: Key of `RUNS`.
-        output: JSON file, rewritten after each figure with figures, seconds and errors.
-        seconds: Time limit for all of them.
+    Figures, seconds and error of each are written to a JSON file as they come.
     """
     end = time.monotonic() + seconds
     results: dict[str, Any] = {"run": which, **settings._asdict(), "measurements": {}}
@@ -430,17 +393,16 @@ def run(which: str, settings: Settings, output: Path, seconds: float) -> dict[st
         limit *= seconds / SECONDS
         record: dict[str, Any] = {"figures": {}, "error": "under way", "seconds": 0.0}
         results["measurements"][name] = record
-        _write(output, results)
         for kind, key, value in _messages(function, settings, min(begin + limit, end)):
             if kind == "figure":
                 record["figures"][key] = value
             else:
                 record["error"] = value
-            _write(output, results)
-        record["seconds"] = time.monotonic() - begin
-        _write(output, results)
+            record["seconds"] = time.monotonic() - begin
+            part = output.with_name(f"{output.name}.part")
+            part.write_text(json.dumps(results, indent=1) + "\n")
+            os.replace(part, output)
         print(f"{name}: {record['seconds']:.0f} s, {record['error'] or 'done'}", flush=True)
-    return results
 
 
 def _messages(
@@ -467,7 +429,7 @@ def _messages(
         yield "error", "", f"its process ended with exit code {process.exitcode}"
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # including its child processes
+            os.killpg(process.pid, signal.SIGKILL)  # the group holds its child processes
         process.kill()
         process.join()
 
@@ -483,14 +445,8 @@ def _measure(function: Callable[[Settings, Report], None], settings: Settings, s
         sender.send(("error", "", None))
 
 
-def _write(output: Path, results: dict[str, Any]) -> None:
-    beside = output.with_name(f"{output.name}.part")
-    beside.write_text(json.dumps(results, indent=1) + "\n")
-    os.replace(beside, output)
-
-
 def main() -> None:
-    """Parse the command line and run its measurements."""
+    """Parse the command line, and run the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("run", choices=RUNS, help="measurements to run")
     parser.add_argument("--output", type=Path, help="JSON file to write, gpu-RUN.json by default")
@@ -500,7 +456,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import torch
 
-    # Import shared packages once; each measurement reports an import that fails.
+    # Import shared modules before the fork; each measurement reports an import that fails.
     with contextlib.suppress(Exception):
         import_module("griffin_eval.runners.torch_runner")
         import_module("transformers.models.recurrent_gemma.modeling_recurrent_gemma")

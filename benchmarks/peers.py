@@ -1,5 +1,6 @@
 """Checks of the peers of a benchmark; missing ones are reported with one line."""
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -32,6 +33,12 @@ def why_absent(*modules: str) -> str | None:
     except Absent as error:
         return str(error)
     return None
+
+
+def absent_peers(needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return why peers are left out, by name, from the modules that each of them needs."""
+    reasons = {name: why_absent(*modules) for name, modules in needs.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def left_out(name: str, reason: str) -> str:

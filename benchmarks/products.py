@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ def products_torch(
 def products_jax(
     tokens: int, width: int, mlp_width: int, dtype: str = "float32"
 ) -> dict[str, float]:
-    """Return the FLOP/s of `products_torch`, compiled by JAX for its default device.
+    """Return FLOP/s of the products of `products_torch`, compiled by JAX for its default device.
 
     Weights are used as stored and pre-transposed; sums are float32.
     """
@@ -81,14 +82,12 @@ def reading_torch(nbytes: int, device: str = "cpu") -> dict[str, float]:
     array = torch.ones(nbytes // 4096, 1024, device=device)
     vector = torch.ones(1024, device=device)
     ways = {"sum": array.sum, "matrix times vector": lambda: array @ vector}
-    return {
-        f"torch {name}": array.nbytes / best_seconds(_wait(way, device))
-        for name, way in ways.items()
-    }
+    rates = {name: array.nbytes / best_seconds(_wait(way, device)) for name, way in ways.items()}
+    return {f"torch {name}": rate for name, rate in rates.items()}
 
 
 def reading_jax(nbytes: int) -> dict[str, float]:
-    """Return the rates of `reading_torch`, compiled by JAX for its default device."""
+    """Return the bytes per second of reading by a sum that JAX compiles for its default device."""
     import jax
     import jax.numpy as jnp
 
@@ -121,5 +120,4 @@ def _mlp_shapes(width: int, mlp_width: int) -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
-    functions = (products_torch, products_jax, reading_torch, reading_jax)
-    serve({function.__name__: function for function in functions})
+    serve(sys.modules[__name__])

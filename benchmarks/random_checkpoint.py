@@ -12,7 +12,7 @@ VOCABULARY = 1024
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Write transformers' RecurrentGemma with a byte-level BPE tokenizer, both seeded."""
+    """Write a RecurrentGemma of transformers' class and a byte-level BPE tokenizer, both seeded."""
     from pydoc_data.topics import topics
 
     import torch
@@ -36,7 +36,7 @@ def write_checkpoint(folder: Path) -> None:
         attention_window_size=128,
     )
     model = RecurrentGemmaForCausalLM(config)
-    with torch.no_grad():  # the default initialisation puts branches near zero, hiding errors
+    with torch.no_grad():  # initialisation leaves most branches near zero, which hides errors
         for name, p in model.named_parameters():
             scale = 0.1 if "norm" in name or name.endswith("bias") else p.shape[-1] ** -0.5
             if name.endswith("recurrent_param"):
@@ -63,8 +63,7 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def write_weights(config: GriffinConfig, folder: Path) -> None:
-    """Write a folder that transformers reads, with seeded weights that make every part of the model
-    affect its logits."""
+    """Write a folder that transformers reads, with seeded weights that make every part matter."""
     from safetensors.numpy import save_file
 
     from griffin_eval.converters.configs.huggingface import to_huggingface

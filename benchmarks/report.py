@@ -12,17 +12,11 @@ from rich.table import Table
 from benchmarks.timing import number, spread
 
 Row = Mapping[str, Any]  # cells by heading: text, numbers, or a list with a number for each round
-WIDTH = 160  # smallest width of a table in columns
 
 
 @dataclass
 class Report:
-    """The results of one run.
-
-    Attributes:
-        tables: Rows of each table, by its title.
-        notes: Lines that are printed below the tables.
-    """
+    """The results of one run: rows of each table by its title, and lines below the tables."""
 
     tables: dict[str, list[Row]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -32,9 +26,10 @@ class Report:
         if as_json:
             typer.echo(json.dumps({"tables": self.tables, "notes": self.notes}, indent=1))
             return
-        console = Console(width=max(Console().width, WIDTH))
         for title, rows in self.tables.items():
-            console.print(_rich_table(title, rows))
+            table = _rich_table(title, rows)
+            whole = Console(width=10_000).measure(table).maximum  # no cell is cut
+            Console(width=max(Console().width, whole)).print(table)
         for note in self.notes:
             typer.echo(note)
 

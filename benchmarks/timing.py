@@ -64,7 +64,7 @@ class Job:
         )
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Call the function ``do`` of the module, with arguments that JSON can hold.
+        """Return the result of the module's function ``do``; JSON must be able to hold arguments.
 
         Raises:
             Absent: A required library is missing or broken.
@@ -119,20 +119,20 @@ def how_it_ended(name: str, code: int, stderr: str) -> str:
     return last or f"{name} ended with exit code {code}"
 
 
-def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer the requests of a `Job` until its input ends."""
+def serve(functions: Any) -> None:
+    """Answer the requests of a `Job` by the functions of a module, or an object's methods."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stdout is for answers, but libraries print to it
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"result": functions[request.pop("do")](**request)}
+            answer = {"result": getattr(functions, request.pop("do"))(**request)}
         except Absent as error:
             answer = {"absent": str(error)}
         except (ImportError, ValueError) as error:
             if not type(error).__module__.startswith("griffin_eval"):
                 raise
-            # The package raises subclasses for missing extras and for errors a user can fix.
+            # The package raises subclasses for missing extras and for bad input.
             kind = "absent" if isinstance(error, ImportError) else "bad_input"
             answer = {kind: str(error)}
         print(json.dumps(answer), file=answers, flush=True)
@@ -143,10 +143,7 @@ def interleave(
     measurements: Mapping[Key, Callable[[], Result]],
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[Key, list[Result]]:
-    """Take every measurement once per round, in the opposite order in every second round.
-
-    Return the results of each key, one per round.
-    """
+    """Take every measurement once a round, every second round in the opposite order."""
     results: dict[Key, list[Result]] = {key: [] for key in measurements}
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
@@ -222,11 +219,10 @@ def tune_process() -> None:
     getattr(griffin_eval, "tune_process", lambda: None)()
 
 
-def anonymous_memory() -> int:
-    """Return the anonymous resident bytes of this process (RssAnon).
+def anonymous_memory(process: int | str = "self") -> int:
+    """Return the anonymous resident bytes of a process (RssAnon), none if it has ended.
 
     Pages of mapped files are not counted, since the system can reclaim them.
     """
-    match = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert match is not None
-    return int(match[1]) * 1024
+    match = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    return int(match[1]) * 1024 if match else 0

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.commands import Rounds, chosen_preset
 from griffin_eval.cli.ending import run_command
 from griffin_eval.errors import ArgumentError
 
@@ -17,7 +18,7 @@ def bench_convert(
     preset: Annotated[
         str, typer.Option(help="Preset whose tensor shapes are used.")
     ] = "recurrentgemma-2b",
-    rounds: Annotated[int, typer.Option(help="Number of interleaved rounds.", min=1)] = 5,
+    rounds: Rounds = 5,
     to: Annotated[str | None, typer.Option(help="Measure only the conversion to FORMAT.")] = None,
     chunks: Annotated[
         str | None,
@@ -34,18 +35,16 @@ def bench_convert(
 ) -> None:
     """Convert a model of a preset's shapes every way, beside cp and other libraries."""
     from benchmarks.convert.run import conversions_between, conversions_with_limits, run
-    from griffin_eval.config import PRESETS
     from griffin_eval.converters.files import writing
     from griffin_eval.converters.formats import FORMATS, check_expressible, format_named
     from griffin_eval.converters.output.atomic import check_disk
     from griffin_eval.converters.plan import check_chunked
     from griffin_eval.layout import param_specs
     from griffin_eval.sharding.split import parse_mesh
-    from griffin_eval.training.recipes import check_name
 
-    check_name("preset", preset, PRESETS)
+    config = chosen_preset(preset)
     if to is not None:
-        check_expressible(PRESETS[preset], FORMATS[format_named(to).name])
+        check_expressible(config, FORMATS[format_named(to).name])
     if limits and to is not None:
         raise ArgumentError("--limits does not go with --to: it writes one format")
     if chunks is not None:
@@ -59,8 +58,8 @@ def bench_convert(
             raise ArgumentError(f"--python {each}: no griffin-eval is installed beside it")
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    numbers = sum(spec.size for spec in param_specs(PRESETS[preset]).values())
-    copies = len(FORMATS) + 1 if to is None else 2  # 2 bytes per number, or 4 dequantised
+    numbers = sum(spec.size for spec in param_specs(config).values())
+    copies = len(FORMATS) + 1 if to is None else 2  # in 2 bytes a number, or dequantised in 4
     check_disk(numbers * (10 if limits else 2 * copies), directory)
     conversions = (
         conversions_with_limits(preset, directory)

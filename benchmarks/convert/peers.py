@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A conversion without a converter.
-
-    Attributes:
-        source, target: Names of the formats that are read and written.
-        modules: Required modules.
-    """
+    """A library in place of a converter: the formats it reads and writes, and its modules."""
 
     source: str
     target: str
@@ -24,7 +19,6 @@ PEERS = {
     "transformers' load and save": Peer(
         "hf", "hf", ("torch", "transformers.models.recurrent_gemma.modeling_recurrent_gemma")
     ),
-    "torch.load and torch.save": Peer("deepmind-torch", "deepmind-torch", ("torch",)),
 }
 
 
@@ -47,16 +41,7 @@ def save_with_transformers(source: str, destination: str) -> None:
     AutoModelForCausalLM.from_pretrained(source, dtype="auto").save_pretrained(destination)
 
 
-def save_with_torch(source: str, destination: str) -> None:
-    """Load and save a state dict with torch, as DeepMind's code loads it."""
-    import torch
-
-    weights = torch.load(Path(source) / "model.pt", weights_only=True)
-    os.mkdir(destination)
-    torch.save(weights, Path(destination) / "model.pt")
-
-
 if __name__ == "__main__":
-    save = dict(zip(PEERS, (save_with_orbax, save_with_transformers, save_with_torch), strict=True))
+    save = dict(zip(PEERS, (save_with_orbax, save_with_transformers), strict=True))
     save[sys.argv[1]](*sys.argv[2:])
     os.sync()

@@ -8,14 +8,13 @@ largest anonymous resident size (RssAnon): the system can reclaim pages of a map
 
 import itertools
 import os
-import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,14 @@ import griffin_eval
 from benchmarks.convert import sources
 from benchmarks.convert.peers import PEERS
 from benchmarks.peers import left_out, why_absent
-from benchmarks.timing import START, Failed
+from benchmarks.timing import (
+    Failed,
+    anonymous_memory,
+    how_it_ended,
+    interleave,
+    module_command,
+    ratios,
+)
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.formats import FORMATS, refusals
 from griffin_eval.layout import param_specs
@@ -37,13 +43,9 @@ COLUMNS = ("seconds", "limit", "x limit", "at most", "memory, MB", "over tensor"
 
 
 class Conversion(NamedTuple):
-    """A conversion to measure.
+    """A conversion that is measured, from a source folder that ``write`` makes.
 
     Attributes:
-        name: Label of its row.
-        source: Name of the folder that is read.
-        write: Function that writes that folder.
-        options: Options of ``griffin-eval convert``.
         at_most: Largest ratio to a plain conversion; None if ``cp`` is the limit.
         peer: Key of `PEERS` if a library converts.
     """
@@ -64,8 +66,11 @@ class Run(NamedTuple):
 
 
 def run(conversions: list[Conversion], directory: Path, rounds: int, pythons: list[str]) -> bool:
-    """Measure conversions and print a row of each; return whether all of them succeeded. Sources
-    stay in ``directory`` for later runs."""
+    """Measure conversions and print a row of each; return whether all of them succeeded.
+
+    The sources are kept in the directory for the next time; ``pythons`` are interpreters whose
+    ``griffin-eval`` converts.
+    """
     typer.echo(f"medians of {rounds} interleaved rounds, and their range")
     for number, python in enumerate(pythons if len(pythons) > 1 else [], 1):
         typer.echo(f"python {number}: {python}")
@@ -157,15 +162,14 @@ def _measure(
     """Measure a conversion; yield a row for each interpreter, or the row of the peer."""
     source, output, plain = (directory / name for name in (conversion.source, "output", "plain"))
     for folder in (output, plain):
-        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was cut off
 
     def ours(python: str) -> Run:
         return convert(python, source, output, *conversion.options)
 
     def theirs() -> Run:
-        name = conversion.peer or ""
-        module = "benchmarks.convert.peers"
-        return _run([sys.executable, "-P", START, module, name, source.resolve(), output.resolve()])
+        arguments = conversion.peer or "", str(source.resolve()), str(output.resolve())
+        return _run(module_command(sys.executable, "benchmarks.convert.peers", *arguments))
 
     turns: dict[str, Callable[[], Run]] = {"limit": partial(_copy, source, output)}
     if conversion.at_most is not None:
@@ -176,34 +180,36 @@ def _measure(
     for number, python in enumerate([] if conversion.peer else pythons, 1):
         label = f", python {number}" if len(pythons) > 1 else ""
         turns[conversion.name + label] = partial(ours, python)
-    runs: dict[str, list[Run]] = {name: [] for name in turns}
     size = 0
-    for number in range(rounds):
-        for name in list(turns)[:: -1 if number % 2 else 1]:
-            runs[name].append(turns[name]())
-            if name != "limit":
-                size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-            shutil.rmtree(output)
+
+    def measured(name: str) -> Run:
+        nonlocal size
+        run = turns[name]()
+        if name != "limit":
+            size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+        shutil.rmtree(output)
+        return run
+
+    runs = interleave(rounds, {name: partial(measured, name) for name in turns})
     tensor = _largest_tensor(source if conversion.at_most is None else plain)
     limits = [each.seconds for each in runs.pop("limit")]
     for name, each in runs.items():
         seconds, memory = [one.seconds for one in each], max(one.memory for one in each)
-        ratios = [mine / limit for mine, limit in zip(seconds, limits, strict=True)]
         yield _row(
             name,
-            *map(_spread, (seconds, limits, ratios)),
+            *map(_spread, (seconds, limits, ratios(seconds, limits))),
             "" if conversion.at_most is None else f"{conversion.at_most:g}",
             *(f"{memory / 1e6:.0f}", f"{(memory - tensor) / 1e6:+.0f}", f"{size / 1e6:.0f}"),
         )
 
 
-def _run(command: list[str | Path]) -> Run:
+def _run(command: Sequence[str | Path]) -> Run:
     with tempfile.TemporaryFile("w+") as errors:
         begin, memory = time.perf_counter(), 0
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
         try:
             while process.poll() is None:
-                memory = max(memory, _anonymous_memory(process.pid))
+                memory = max(memory, anonymous_memory(process.pid))
                 time.sleep(0.002)
         finally:
             process.kill()
@@ -211,14 +217,8 @@ def _run(command: list[str | Path]) -> Run:
         seconds = time.perf_counter() - begin
         errors.seek(0)
         if process.returncode:
-            last = errors.read().strip().rpartition("\n")[2]
-            raise Failed(last or f"exit code {process.returncode}")
+            raise Failed(how_it_ended("the conversion", process.returncode, errors.read()))
     return Run(seconds, memory)
-
-
-def _anonymous_memory(process: int) -> int:
-    match = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
-    return int(match[1]) * 1024 if match else 0  # a process that has ended has none
 
 
 def _copy(source: Path, destination: Path) -> Run:

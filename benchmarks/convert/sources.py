@@ -22,8 +22,8 @@ from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.atomic import SafeOutput
 from griffin_eval.layout import ParamSpec, param_specs
 
-RANK = 16  # rank of the merged adapter
-BLOCK = 64  # elements with a common scale
+RANK = 16  # rank of the adapter that is merged
+BLOCK = 64  # elements that have one scale
 ENCODED = ("bnb-nf4", "bnb-fp4", "bnb-int8", "mlx-4", "mlx-8")
 GGUF = ("F16", "BF16", "Q8_0", "Q4_0", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
@@ -55,8 +55,7 @@ def write_adapter(preset: str, folder: Path) -> None:
 
 
 def write_encoded(preset: str, kind: str, folder: Path) -> None:
-    """Write the model quantised as by bitsandbytes or MLX (``kind`` in `ENCODED`), in format
-    ``hf``."""
+    """Write the model as bitsandbytes or MLX quantise it (`ENCODED`), in the format ``hf``."""
     library, _, how = kind.partition("-")
     encode = {"mlx": _mlx, "bnb": _bitsandbytes_8 if how == "int8" else _bitsandbytes_4}[library]
     tensors: dict[str, tuple[Shape, str, Draw]] = {}
@@ -112,8 +111,7 @@ def _mlx(spec: ParamSpec, bits: str) -> dict[str, tuple[Shape, str, Draw]]:
 
 
 def write_gguf(preset: str, kind: str, folder: Path) -> None:
-    """Write a GGUF file like candle's, with a config: matrices in blocks of a ``kind`` in `GGUF`,
-    the rest in float32."""
+    """Write a file as candle does, matrices in blocks of a kind of `GGUF`, the rest in float32."""
     import gguf
 
     specs = param_specs(PRESETS[preset])

@@ -3,6 +3,7 @@
 ``python -m benchmarks.evaluation.document`` answers requests for `read_document`.
 """
 
+import sys
 import time
 from pydoc_data.topics import topics
 
@@ -12,8 +13,8 @@ from benchmarks.timing import serve, tune_process, watch_memory
 def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, float]:
     """Score one document of text that ships with Python.
 
-    Return its ``tokens``, the ``seconds``, and the anonymous resident bytes (RssAnon) of a model
-    that has read a page: ``before`` the text exists, and the ``peak`` while it is read.
+    Return ``tokens``, ``seconds``, and bytes of anonymous resident memory (RssAnon) of a model that
+    has read a page: ``before`` the text exists, and the ``peak`` while it is read.
     """
     import griffin_eval
 
@@ -27,13 +28,9 @@ def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, flo
         begin = time.perf_counter()
         (score,) = model.score([text])
         seconds = time.perf_counter() - begin
-    return {
-        "tokens": len(score.tokens),
-        "seconds": seconds,
-        "before": readings[0],
-        "peak": max(readings),
-    }
+    memory = {"before": readings[0], "peak": max(readings)}
+    return {"tokens": len(score.tokens), "seconds": seconds} | memory
 
 
 if __name__ == "__main__":
-    serve({"read_document": read_document})
+    serve(sys.modules[__name__])

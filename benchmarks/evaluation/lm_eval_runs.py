@@ -1,4 +1,4 @@
-"""One run of ``lm_eval`` as a process, with its times and answers."""
+"""One run of ``lm_eval`` as a process: its times and its answers."""
 
 import json
 import os
@@ -12,23 +12,31 @@ from typing import Any, NamedTuple
 from benchmarks.timing import Failed, how_it_ended, module_command
 from griffin_eval.errors import ArgumentError
 
-BAD_INPUT = 2  # exit code of lm_eval and griffin-eval for errors that the user can fix
+BAD_INPUT = 2  # exit code of lm_eval and griffin-eval for bad arguments and files
 
 
 class Run(NamedTuple):
-    """One run of the command."""
+    """One run of the command.
 
-    seconds: float  # from start to exit
-    model_seconds: float  # time in which lm_eval waited for answers, including tokenizing
-    answers: dict[str, list[Any]]  # log-likelihoods and texts, by type of request
-    metrics: dict[str, float]  # metrics comparable across models, by task and name
-    config: dict[str, Any]  # config of the results file
+    Attributes:
+        seconds: Time from its start to its exit.
+        model_seconds: Time for which lm_eval waited for answers, tokenizing included.
+        answers: Log-likelihoods and texts, by kind of request.
+        metrics: Metrics that any model should give, by task and name.
+        config: Entry ``config`` of the results file.
+    """
+
+    seconds: float
+    model_seconds: float
+    answers: dict[str, list[Any]]
+    metrics: dict[str, float]
+    config: dict[str, Any]
 
 
 def run_lm_eval(
     python: str, model: str, model_args: Mapping[str, Any], *options: str, **environment: str
 ) -> Run:
-    """Run ``lm_eval`` of an environment."""
+    """Run ``lm_eval`` of an environment (errors: see `run_command_line`)."""
     with tempfile.TemporaryDirectory() as folder:
         record, output = Path(folder, "record.json"), Path(folder, "results")
         arguments = ["--model", model, "--output_path", str(output)]
@@ -37,14 +45,10 @@ def run_lm_eval(
         command = module_command(python, module, str(record), *arguments, *options)
         seconds = run_command_line(command, "lm_eval", environment)
         watched = json.loads(record.read_text())
-        (results,) = map(_read, output.rglob("results_*.json"))
-    return Run(
-        seconds,
-        watched["seconds"],
-        watched["answers"],
-        comparable_metrics(results),
-        results["config"],
-    )
+        (file,) = output.rglob("results_*.json")
+        results = json.loads(file.read_text())
+    metrics = comparable_metrics(results)
+    return Run(seconds, watched["seconds"], watched["answers"], metrics, results["config"])
 
 
 def run_command_line(command: list[str], name: str, environment: Mapping[str, str]) -> float:
@@ -70,7 +74,3 @@ def comparable_metrics(results: Mapping[str, Any]) -> dict[str, float]:
         for metric, value in metrics.items()
         if isinstance(value, float) and "stderr" not in metric
     }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())

@@ -4,6 +4,7 @@ Tokens come from lm_eval's own hf model; only the prefix tree that counts them i
 ``python -m benchmarks.evaluation.plan`` answers requests for `plan` (`benchmarks.timing.serve`).
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -24,15 +25,21 @@ _HFLM: Any = HFLM  # lm_eval's decorator hides its type
 
 
 class Work(NamedTuple):
-    """The least work that answers a set of requests."""
+    """The least work that answers some requests.
 
-    requested: int  # tokens of all requests, each read separately
-    unique: int  # tokens of their prefix tree
-    flops: int  # operations to read the unique tokens, with logits for scored ones
+    Attributes:
+        requested: Tokens of the requests, each read by itself.
+        unique: Tokens of their prefix tree.
+        flops: Operations that read the unique tokens, with logits where something is scored.
+    """
+
+    requested: int
+    unique: int
+    flops: int
 
 
 def scoring_work(config: GriffinConfig, sequences: Sequence[Scorable]) -> Work:
-    """Return the work of scoring sequences, whose tokens are all read but the last."""
+    """Return the work of scoring sequences; their last tokens are not read."""
     tree = build(sequences)
     scored = sum(
         len(np.unique(np.concatenate([np.arange(t.start, t.end) for t in edge.targets])))
@@ -64,11 +71,11 @@ def _positions(tree: Tree) -> np.ndarray:
 
 
 def plan(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> dict[str, Any]:
-    """Return the work of a task, and its request types, on which hf's options depend.
+    """Return the work of a task: the fields of `Work`; ``kinds``, the methods of a model that were
+    called; and ``decode_flops``, the least operations of a generated token.
 
-    Returns:
-        ``kinds``, the called methods of a model; the fields of `Work`; and ``decode_flops``, the
-        least operations of a generated token.
+    Raises:
+        ArgumentError: There is no such task.
     """
     manager = TaskManager(include_path=tasks_path)
     if not manager.match_tasks([task]):
@@ -129,4 +136,4 @@ class _Plan(_HFLM):
 
 
 if __name__ == "__main__":
-    serve({"plan": plan})
+    serve(sys.modules[__name__])

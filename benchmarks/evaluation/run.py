@@ -13,6 +13,7 @@ the tokens of a step.
 """
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -32,7 +33,7 @@ from griffin_eval.config import GriffinConfig
 
 HF_NEEDS = ("torch", "transformers", "accelerate", "lm_eval.models.huggingface")
 HF_BATCH = 8
-HF_LENGTH = 1 << 20  # by default hf cuts contexts at 2048 tokens
+HF_LENGTH = 1 << 20  # tokens of a context; by default hf cuts at 2048
 STEP = 512  # tokens of a step on a CPU
 BUSY = "a busy process"
 # Largest differences of a log-likelihood, relative above 1 nat and absolute below. hf also rounds
@@ -47,19 +48,18 @@ class Bench:
 
     checkpoint: Path
     config: GriffinConfig
-    hf_absent: str | None  # reason why hf's model is left out
+    hf_absent: str | None  # reason why hf's model is left out, or None
     pythons: list[Interpreter]
     frameworks: list[str]
     dtype: str
     tasks: list[str]
     tasks_path: str | None
     limit: int  # documents of each task
-    folder: Path  # folder for JAX's compiled programs
+    folder: Path  # temporary folder, for JAX's compiled programs
 
     def evaluate(self, rounds: int, report: Report) -> bool:
         """Measure all tasks, and the first one again beside a busy process; return whether all
-        answers agree with hf's.
-        """
+        answers agree with hf's."""
         if self.hf_absent is None:
             tell(f"counted the tokens of {len(self._plans)} tasks")
         conditions = [(task, "") for task in self.tasks] + [(self.tasks[0], BUSY)]
@@ -81,13 +81,11 @@ class Bench:
         if self.hf_absent is not None:
             report.notes.append(left_out("hf", f"{self.hf_absent}; it counts the roofline's work"))
             return True
-        problems = [
-            f"{task}, {who}: NOT the same: {problem}"
-            for task, beside, who in cases
-            for problem in differences(
-                results[task, beside, who][0], results[task, beside, "hf"][0], self.dtype
-            )
-        ]
+        problems = []
+        for task, beside, who in cases:
+            ours, theirs = (results[task, beside, model][0] for model in (who, "hf"))
+            for problem in differences(ours, theirs, self.dtype):
+                problems.append(f"{task}, {who}: NOT the same: {problem}")
         report.notes += problems or ["all answers agree with those of hf"]
         return not problems
 
@@ -97,10 +95,9 @@ class Bench:
         """Score one document of each length in tokens; report speed and memory."""
 
         def read(python: str, framework: str, tokens: int) -> dict[str, float]:
+            request = {"checkpoint": str(checkpoint), "framework": framework, "tokens": tokens}
             with Job("benchmarks.evaluation.document", python=python) as job:
-                return job.ask(
-                    "read_document", checkpoint=str(checkpoint), framework=framework, tokens=tokens
-                )
+                return job.ask("read_document", **request)
 
         measurements = {
             (python.named(framework), length): partial(read, python.path, framework, length)
@@ -113,7 +110,10 @@ class Bench:
         for (name, _), found in results.items():
             shortest = results[name, min(lengths)]
             longer = found[0]["tokens"] - shortest[0]["tokens"]
-            growth = [_growth(b) - _growth(a) for a, b in zip(shortest, found, strict=True)]
+            used, least = ([r["peak"] - r["before"] for r in runs] for runs in (found, shortest))
+            growth = (
+                [(a - b) / longer for a, b in zip(used, least, strict=True)] if longer else None
+            )
             rows.append(
                 {
                     "implementation": name,
@@ -121,7 +121,7 @@ class Bench:
                     "tokens/s": [r["tokens"] / r["seconds"] for r in found],
                     "MB before": [r["before"] / 1e6 for r in found],
                     "MB at most": [r["peak"] / 1e6 for r in found],
-                    "bytes a token": [g / longer for g in growth] if longer else None,
+                    "bytes a token": growth,
                 }
             )
         report.tables["one document, scored by a tiny model"] = rows
@@ -143,41 +143,38 @@ class Bench:
         options = ["--tasks", task, "--limit", str(self.limit), "--device", "cpu"]
         options += ["--include_path", self.tasks_path] if self.tasks_path else []
         arguments = {"pretrained": self.checkpoint, "dtype": self.dtype}
-        with busy_process() if beside else nullcontext():
-            if who != "hf":
-                python, framework = self._griffins[who]
-                arguments["framework"] = framework
-                return run_lm_eval(python, "griffin", arguments, *options, **self._environment)
-            kinds = self._plans[task]["kinds"]
-            if "loglikelihood_rolling" not in kinds:  # it also sets the length of hf's windows
+        if who == "hf":
+            model, python, kinds = "hf", sys.executable, self._plans[task]["kinds"]
+            if (
+                "loglikelihood_rolling" not in kinds
+            ):  # max_length is the length of hf's windows there
                 arguments["max_length"] = HF_LENGTH
             options += ["--batch_size", str(1 if "generate_until" in kinds else HF_BATCH)]
-            return run_lm_eval(sys.executable, "hf", arguments, *options, **self._environment)
+        else:
+            model, (python, arguments["framework"]) = "griffin", self._griffins[who]
+        with busy_process() if beside else nullcontext():
+            return run_lm_eval(python, model, arguments, *options, **self._environment)
 
     def _rows(
         self, task: str, beside: str, results: Mapping[Any, list[Run]], rates: list[float]
     ) -> Iterator[Row]:
         hf = results.get((task, beside, "hf"))
+        counts = results[task, beside, next(iter(self._griffins))][0].config
         for who in self._models:
-            runs = results[task, beside, who]
+            runs, ours = results[task, beside, who], who != "hf"
             in_model, whole = [r.model_seconds for r in runs], [r.seconds for r in runs]
-            row: dict[str, Any] = {
-                "task": task,
-                "beside": beside,
-                "implementation": who,
-                "in the model": in_model,
-            }
-            if hf and who != "hf":
+            row: dict[str, Any] = {"task": task, "beside": beside, "implementation": who}
+            row["in the model"] = in_model
+            if hf and ours:
                 row["speed-up over hf"] = ratios([r.model_seconds for r in hf], in_model)
             if hf:
-                counts = results[task, beside, next(iter(self._griffins))][0].config
                 row["x roofline"] = ratios(in_model, self._roofline(task, counts, rates))
             row["whole command"] = whole
-            if hf and who != "hf":
+            if hf and ours:
                 row["whole speed-up"] = ratios([r.seconds for r in hf], whole)
-            if who != "hf":
-                row["requested"] = runs[0].config["griffin_tokens_requested"]
-                row["computed"] = runs[0].config["griffin_tokens_computed"]
+            if ours:
+                for kind in ("requested", "computed"):
+                    row[kind] = runs[0].config[f"griffin_tokens_{kind}"]
             yield row
 
     def _roofline(self, task: str, counts: Mapping[str, int], rates: list[float]) -> list[float]:
@@ -192,15 +189,10 @@ class Bench:
     @cached_property
     def _plans(self) -> dict[str, dict[str, Any]]:
         plans = {}
+        request = {"limit": self.limit, "tasks_path": self.tasks_path}
         for task in self.tasks:
             with Job("benchmarks.evaluation.plan", environment=self._environment) as job:
-                plans[task] = job.ask(
-                    "plan",
-                    checkpoint=str(self.checkpoint),
-                    task=task,
-                    limit=self.limit,
-                    tasks_path=self.tasks_path,
-                )
+                plans[task] = job.ask("plan", checkpoint=str(self.checkpoint), task=task, **request)
         return plans
 
     @property
@@ -223,33 +215,24 @@ def differences(ours: Run, theirs: Run, dtype: str) -> list[str]:
 
     In 16 bits rounding decides metrics and texts, so only log-likelihoods are compared.
     """
-    problems = []
-    tolerance = TOLERANCES[dtype]
-    pairs = _pairs(ours, theirs, "loglikelihood")
-    far = [(a, b) for a, b in pairs if not abs(a - b) <= tolerance * max(1.0, abs(b))]
-    if far:
-        problems.append(f"{len(far)} of {len(pairs)} log-likelihoods, such as {_both(far[0])}")
-    if dtype != "float32":
-        return problems
-    pairs = _pairs(ours, theirs, "generate_until")
-    far = [(a, b) for a, b in pairs if a != b]
-    if far:
-        problems.append(f"{len(far)} of {len(pairs)} texts, such as {_both(far[0])}")
-    for name, value in theirs.metrics.items():
-        metric = ours.metrics.get(name, math.nan)
-        if not math.isclose(metric, value, rel_tol=METRIC_TOLERANCE):
-            problems.append(f"{name} {_both((metric, value))}")
+    problems, tolerance = [], TOLERANCES[dtype]
+
+    def compare(kind: str, name: str, same: Callable[[Any, Any], bool]) -> None:
+        both = (run.answers.get(kind, []) for run in (ours, theirs))
+        pairs = list(zip(*both, strict=True))
+        if far := [pair for pair in pairs if not same(*pair)]:
+            example = f"{far[0][0]!r}, not {far[0][1]!r}"
+            problems.append(f"{len(far)} of {len(pairs)} {name}, such as {example}")
+
+    compare(
+        "loglikelihood",
+        "log-likelihoods",
+        lambda a, b: abs(a - b) <= tolerance * max(1.0, abs(b)),
+    )
+    if dtype == "float32":
+        compare("generate_until", "texts", operator.eq)
+        for name, value in theirs.metrics.items():
+            metric = ours.metrics.get(name, math.nan)
+            if not math.isclose(metric, value, rel_tol=METRIC_TOLERANCE):
+                problems.append(f"{name} {metric!r}, not {value!r}")
     return problems
-
-
-def _pairs(ours: Run, theirs: Run, kind: str) -> list[tuple[Any, Any]]:
-    both = (run.answers.get(kind, []) for run in (ours, theirs))
-    return list(zip(*both, strict=True))
-
-
-def _both(pair: tuple[Any, Any]) -> str:
-    return f"{pair[0]!r}, not {pair[1]!r}"
-
-
-def _growth(read: dict[str, float]) -> float:
-    return read["peak"] - read["before"]

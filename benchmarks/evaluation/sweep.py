@@ -8,7 +8,6 @@ Commands and sweeps are separate processes, and take turns.
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,16 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from benchmarks.commands import AsJson, Framework, Pythons, Rounds, interpreters, measuring, tell
+from benchmarks.commands import (
+    AsJson,
+    Figures,
+    Framework,
+    Pythons,
+    Rounds,
+    interpreters,
+    measuring,
+    tell,
+)
 from benchmarks.evaluation.lm_eval_runs import run_command_line, run_lm_eval
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave, ratios
@@ -25,48 +33,35 @@ from griffin_eval.cli.ending import run_command
 from griffin_eval.cli.options import check_figures_folder
 from griffin_eval.errors import ArgumentError
 
-MODEL_TIMES = 1.1  # largest time of a further checkpoint over the model's time
+MODEL_TIMES = 1.1  # largest ratio of a further checkpoint's seconds to the model's
 
 
 class Taken(NamedTuple):
-    """Seconds of one round."""
+    """Seconds of one round: one command, the model for a checkpoint (median), and a sweep."""
 
-    command: float  # one lm_eval command
-    model: float  # the model for one checkpoint, the median of all
+    command: float
+    model: float
     sweep: float
 
 
-@dataclass
-class Measured:
-    """The rounds of one size in one environment."""
-
-    limit: int  # documents of each task
-    checkpoints: int
-    rounds: list[Taken]
-
-    def __post_init__(self) -> None:
-        self.command, self.model, self.sweep = (
-            list(seconds) for seconds in zip(*self.rounds, strict=True)
-        )
-        others = MODEL_TIMES * (self.checkpoints - 1)
-        self.limits = [taken.command + others * taken.model for taken in self.rounds]
-
-    def row(self, name: str) -> Row:
-        commands = [self.checkpoints * seconds for seconds in self.command]
-        return {
-            "documents": self.limit,
-            "implementation": name,
-            "one command": self.command,
-            "model, one checkpoint": self.model,
-            f"sweep of {self.checkpoints}": self.sweep,
-            "limit": self.limits,
-            "sweep / limit": ratios(self.sweep, self.limits),
-            f"{self.checkpoints} commands / sweep": ratios(commands, self.sweep),
-        }
+def row_of(name: str, limit: int, count: int, rounds: list[Taken]) -> Row:
+    """Return the row of an implementation, a number of documents and ``count`` checkpoints."""
+    command, model, sweep = (list(seconds) for seconds in zip(*rounds, strict=True))
+    limits = [taken.command + MODEL_TIMES * (count - 1) * taken.model for taken in rounds]
+    return {
+        "documents": limit,
+        "implementation": name,
+        "one command": command,
+        "model, one checkpoint": model,
+        f"sweep of {count}": sweep,
+        "limit": limits,
+        "sweep / limit": ratios(sweep, limits),
+        f"{count} commands / sweep": ratios([count * seconds for seconds in command], sweep),
+    }
 
 
 def measure(folders: list[Path], tasks: str, framework: str, python: str, limit: int) -> Taken:
-    """Time one command and a sweep over all folders."""
+    """Time one command and a sweep over all folders (errors: see `run_command_line`)."""
     asked = ("--tasks", tasks, "--limit", str(limit))
     arguments = {"pretrained": folders[0], "framework": framework}
     one = run_lm_eval(python, "griffin", arguments, *asked)
@@ -79,28 +74,29 @@ def measure(folders: list[Path], tasks: str, framework: str, python: str, limit:
     return Taken(one.seconds, median(config["griffin_seconds"] for config in configs), sweep)
 
 
-def draw(found: list[Measured], folder: Path) -> Path:
-    """Draw the time of a sweep, of as many commands, and the limit: ``sweep_timing``."""
+def draw(rows: list[Row], count: int, folder: Path) -> Path:
+    """Draw the seconds of sweeps beside as many commands and the limit: ``sweep_timing``."""
     from matplotlib.lines import Line2D
 
     from griffin_eval.drawing import BLACK, BLUE, SKY_BLUE, panels, save
 
-    figure, drawn = panels(len(found), 4.6 * max(len(found), 1.4))
-    for axes, measured in zip(drawn, found, strict=True):
-        count, model = measured.checkpoints, median(measured.model)
+    figure, drawn = panels(len(rows), 4.6 * max(len(rows), 1.4))
+    for axes, row in zip(drawn, rows, strict=True):
+        command, model = median(row["one command"]), median(row["model, one checkpoint"])
+        sweeps = row[f"sweep of {count}"]
         kinds = {
-            "one command": (median(measured.command), model),
-            f"{count} commands": (count * median(measured.command), count * model),
-            f"a sweep of {count}": (median(measured.sweep), count * model),
+            "one command": (command, model),
+            f"{count} commands": (count * command, count * model),
+            f"a sweep of {count}": (median(sweeps), count * model),
         }
         for place, (name, (whole, of_model)) in enumerate(kinds.items()):
             axes.barh(place, of_model, 0.7, color=BLUE, label="" if place else "model")
             label = "" if place else "all else"
             axes.barh(place, whole - of_model, 0.7, left=of_model, color=SKY_BLUE, label=label)
             axes.annotate(f" {name}: {whole:.0f} s", (0, place - 0.42), va="bottom", fontsize=9)
-        axes.hlines(2, min(measured.sweep), max(measured.sweep), color=BLACK)
-        axes.vlines(median(measured.limits), 1.6, 2.4, color=BLACK, linestyles="--")
-        title = f"{measured.limit} documents of each task"
+        axes.hlines(2, min(sweeps), max(sweeps), color=BLACK)
+        axes.vlines(median(row["limit"]), 1.6, 2.4, color=BLACK, linestyles="--")
+        title = f"{row['documents']} documents of each task"
         axes.set(xlabel="seconds", yticks=[], ylim=(2.6, -0.8), title=title)
     handles, labels = drawn[0].get_legend_handles_labels()
     handles.append(Line2D([], [], color=BLACK, linestyle="--"))
@@ -120,9 +116,7 @@ def main(
     framework: Framework = "torch",
     checkpoints: Annotated[int, typer.Option(help="Number of copies to evaluate.", min=2)] = 10,
     rounds: Rounds = 5,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the figure, PNG and SVG.")
-    ] = None,
+    output: Figures = None,
     python: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
@@ -147,11 +141,10 @@ def main(
         }
         interleave(1, measurements)  # The first runs may compile.
         results = interleave(rounds, measurements, tell)
-    found = {key: Measured(key[1], checkpoints, taken) for key, taken in results.items()}
-    report = Report()
-    report.tables[f"{tasks}, seconds"] = [sizes.row(name) for (name, _), sizes in found.items()]
+    rows = [row_of(name, size, checkpoints, taken) for (name, size), taken in results.items()]
+    report = Report({f"{tasks}, seconds": rows})
     if output is not None:
-        report.notes.append(str(draw(list(found.values())[: len(limits)], output)))
+        report.notes.append(str(draw(rows[: len(limits)], checkpoints, output)))
     report.show(as_json)
 
 

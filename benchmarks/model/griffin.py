@@ -1,10 +1,8 @@
 """This package's models, through the names that `griffin_eval.load` promises.
 
-Decoding uses `DecodingState` in a version of the package that has it, such as that of commit
-53c0389, like its runners; in other versions it uses the model's own step.
+Steps of decoding go through `DecodingState`, as in the package's runners.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -34,8 +32,6 @@ class Torch:
 
     def begin(self, tokens: np.ndarray) -> Any:
         _, state = self._read(tokens)
-        if not has_decoding_state("torch"):
-            return state
         from griffin_eval.model_torch.decoding import DecodingState
 
         rows = self._torch.arange(len(tokens))
@@ -43,11 +39,8 @@ class Torch:
 
     def decode(self, state: Any, tokens: np.ndarray) -> tuple[Any, Any]:
         ids, ones = self._torch.from_numpy(tokens), self._torch.ones(len(tokens)).long()
-        if has_decoding_state("torch"):
-            hidden, state = state.step(self._model, ids, ones)
-            return self._model.logits(hidden), state
-        hidden, state = self._model.step(ids[:, None], ones, state)
-        return self._model.logits(hidden[:, 0]), state
+        hidden, state = state.step(self._model, ids, ones)
+        return self._model.logits(hidden), state
 
     def _read(self, tokens: np.ndarray) -> tuple[list, Any]:
         state, hidden = self._model.init_state(len(tokens)), []
@@ -78,12 +71,8 @@ class Jax:
             return nnx.merge(graph, params).logits(hidden)
 
         def decode(state: Any, params: Any, tokens: Any) -> Any:
-            if has_decoding_state("jax"):
-                active = jnp.ones(len(tokens), jnp.int32)
-                hidden, state = state.step(nnx.merge(graph, params), tokens, active)
-            else:
-                hidden, state = step(state, params, tokens[:, None])
-                hidden = hidden[:, 0]
+            active = jnp.ones(len(tokens), jnp.int32)
+            hidden, state = state.step(nnx.merge(graph, params), tokens, active)
             return logits(params, hidden), state
 
         self._step, self._decode = (jax.jit(f, donate_argnums=0) for f in (step, decode))
@@ -96,8 +85,6 @@ class Jax:
 
     def begin(self, tokens: np.ndarray) -> Any:
         _, state = self._read(tokens)
-        if not has_decoding_state("jax"):
-            return state
         from griffin_eval.model_jax.decoding import DecodingState
 
         rows = self._jnp.arange(len(tokens))
@@ -115,11 +102,4 @@ class Jax:
         return hidden, state
 
 
-def has_decoding_state(framework: str) -> bool:
-    """Return whether the installed package has a separate state for decoding."""
-    return find_spec(f"griffin_eval.model_{framework}.decoding") is not None
-
-
-def make(name: str, checkpoint: str, dtype: str) -> Torch | Jax:
-    """Return the implementation of a framework."""
-    return {"torch": Torch, "jax": Jax}[name](checkpoint, dtype)
+MAKERS = {"torch": Torch, "jax": Jax}

@@ -1,4 +1,4 @@
-"""The peers of this package's models, and the interface of all implementations."""
+"""Peers of this package's models, and the protocol of all implementations."""
 
 import inspect
 from collections.abc import Callable
@@ -19,14 +19,13 @@ PEER_NEEDS = {
 
 
 class Implementation(Protocol):
-    """A model under measurement; its methods return finished results, not pending ones."""
+    """A model as a benchmark uses it; its methods return after the results are computed."""
 
     def read(self, tokens: np.ndarray, every: bool) -> Any:
-        """Read int32 [1, T] from the start and keep the state that decoding would need.
+        """Read int32 [1, T] from the start, with the state that decoding would need.
 
-        Returns:
-            Logits [T, V] of every position, or [1, V] of the last one. DeepMind's code returns all
-            or none; for the last one it returns None.
+        Return logits [T, V] of every position, or [1, V] of the last one. DeepMind's code gives all
+        or none: asked for the last, it gives None.
         """
         ...
 

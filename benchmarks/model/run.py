@@ -35,9 +35,9 @@ from benchmarks.products import Dtype
 from benchmarks.random_checkpoint import write_weights
 from benchmarks.report import Report, Row
 from benchmarks.timing import Job, interleave, ratios, spread
+from griffin_eval.analysis.cache_sizes import parameter_bytes
 from griffin_eval.config import GriffinConfig
 from griffin_eval.errors import ArgumentError
-from griffin_eval.layout import param_specs
 
 FRAMEWORKS = ("torch", "jax")
 NEEDS = {"torch": ("torch",), "jax": ("jax", "flax")} | PEER_NEEDS  # modules to import
@@ -45,20 +45,28 @@ NEEDS = {"torch": ("torch",), "jax": ("jax", "flax")} | PEER_NEEDS  # modules to
 TOLERANCES = {"float32": 5e-5, "bfloat16": 0.1, "float16": 0.02}
 
 
+Key = tuple[str, str]  # workload and implementation, or limit and framework
+
+
 class Workload(NamedTuple):
-    """Work to be timed."""
+    """A request to `benchmarks.model.worker.Worker` that is timed, and the least work for it.
+
+    Attributes:
+        flops: Operations of the products of matrices.
+        nbytes: Bytes of the weights where reading them may take longer, or 0.
+    """
 
     name: str
-    request: dict[str, Any]  # request to `benchmarks.model.worker.Worker`
-    tokens: int  # tokens that it reads
-    flops: int  # operations of its matrix products
-    nbytes: int  # bytes of the weights if reading them may take longer, otherwise 0
+    request: dict[str, Any]
+    tokens: int
+    flops: int
+    nbytes: int
 
 
 def make_config(
     *, width: int, layers: int, heads: int, vocab_size: int, visible_keys: int
 ) -> GriffinConfig:
-    """Return a RecurrentGemma of this size, which every implementation supports."""
+    """Return a RecurrentGemma of this size, which every implementation can express."""
     return GriffinConfig(
         vocab_size=vocab_size,
         width=width,
@@ -85,48 +93,46 @@ class Bench:
     _absent: dict[str, str] = field(default_factory=dict)
 
     def run(self, rounds: int, report: Report) -> bool:
-        """Measure; return whether the logits of all implementations agree."""
+        """Measure, and return whether the logits of all implementations agree.
+
+        Raises:
+            ArgumentError: None of this package's implementations can be measured.
+            Failed: An implementation did not come to its end.
+        """
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
             write_weights(self.config, folder)
             jobs = self._start(folder, stack)
-            limits = self._limit_measurements(jobs)
-            timed: dict[tuple[str, str], Callable[[], float]] = {
+            timed: dict[Key, Callable[[], float]] = {
                 (work.name, name): partial(job.ask, **work.request)
                 for work in self._workloads
                 for name, job in jobs.items()
             }
-            results = interleave(rounds, limits | timed, tell)
+            results = interleave(rounds, self._limit_measurements(jobs) | timed, tell)
             stack.close()
-            differences = self._differences(folder, list(jobs))
-        rates = {limit: _best(limit, results) for limit in ("products", "bandwidth")}
-        title = f"{self.dtype}, {len(os.sched_getaffinity(0))} threads, tokens/s"
-        report.tables[title] = [
-            self._row(work, name, results, rates, list(jobs))
-            for work in self._workloads
-            for name in jobs
-        ]
-        gigas = {limit: spread([rate / 1e9 for rate in values]) for limit, values in rates.items()}
-        report.notes.append(
-            f"rooflines: products {gigas['products']} GFLOP/s, reading {gigas['bandwidth']} GB/s"
-        )
-        report.notes += [left_out(name, reason) for name, reason in self._absent.items()]
-        return self._compare(differences, report)
+            rates = {limit: _best(limit, results) for limit in ("products", "bandwidth")}
+            title = f"{self.dtype}, {len(os.sched_getaffinity(0))} threads, tokens/s"
+            report.tables[title] = [
+                self._row(work, name, results, rates, list(jobs))
+                for work in self._workloads
+                for name in jobs
+            ]
+            products, reading = (
+                spread([rate / 1e9 for rate in values]) for values in rates.values()
+            )
+            report.notes.append(f"rooflines: products {products} GFLOP/s, reading {reading} GB/s")
+            report.notes += [left_out(name, reason) for name, reason in self._absent.items()]
+            return self._compare(folder, list(jobs), report)
 
     @property
     def _workloads(self) -> list[Workload]:
         read = reading_flops(self.config, np.arange(self.tokens))
         logits = logit_flops(self.config)
-        works = [
-            Workload(
-                "prefill" + ", all logits" * every,
-                {"do": "read", "tokens": self.tokens, "every": every},
-                self.tokens,
-                read + logits * (self.tokens if every else 1),
-                0,
-            )
-            for every in (False, True)
-        ]
+        works = []
+        for name, every in (("prefill", False), ("prefill, all logits", True)):
+            request = {"do": "read", "tokens": self.tokens, "every": every}
+            flops = read + logits * (self.tokens if every else 1)
+            works.append(Workload(name, request, self.tokens, flops, 0))
         step = reading_flops(self.config, np.array([self.config.visible_keys - 1])) + logits
         for batch in self.batches:
             request = {"do": "decode", "batch": batch, "steps": self.steps}
@@ -136,20 +142,16 @@ class Bench:
 
     @property
     def _weight_bytes(self) -> int:
-        return sum(
-            spec.size * (4 if spec.keep_float32 or self.dtype == "float32" else 2)
-            for spec in param_specs(self.config).values()
-        )
+        return parameter_bytes(self.config, 4 if self.dtype == "float32" else 2)
 
     def _implementations(self) -> dict[str, tuple[str, str]]:
         """Return the worker's name and the interpreter of each implementation."""
         names: dict[str, tuple[str, str]] = {}
         for name in (name for name in NEEDS if name in self.chosen):
-            if name not in FRAMEWORKS:
+            if name in FRAMEWORKS:
+                names |= {python.named(name): (name, python.path) for python in self.pythons}
+            else:
                 names[name] = (name, sys.executable)
-                continue
-            for python in self.pythons:
-                names[python.named(name)] = (name, python.path)
         return names
 
     def _start(self, folder: Path, stack: ExitStack) -> dict[str, Job]:
@@ -158,54 +160,41 @@ class Bench:
         jobs = {}
         for name, (worker, python) in self._implementations().items():
             tell(f"loading and compiling: {name}")
-            job = stack.enter_context(
-                Job(
-                    "benchmarks.model.worker",
-                    *(worker, str(folder), self.dtype),
-                    environment={"JAX_PLATFORMS": "cpu"},
-                    python=python,
-                )
-            )
+            arguments, environment = (worker, str(folder), self.dtype), {"JAX_PLATFORMS": "cpu"}
+            job = Job("benchmarks.model.worker", *arguments, environment=environment, python=python)
+            stack.enter_context(job)
             try:
                 job.ask("load")
             except Absent as reason:
                 self._absent[name] = str(reason)
                 continue
             jobs[name] = job
-            job.ask(
-                "check",
-                tokens=self.tokens,
-                batches=self.batches,
-                prompt=self.config.visible_keys,
-                path=str(folder / f"{_file(name)}.npz"),
-            )
+            sizes = {"batches": self.batches, "prompt": self.config.visible_keys}
+            path = str(folder / f"{_file(name)}.npz")
+            job.ask("check", tokens=self.tokens, path=path, **sizes)
         if not any(map(is_ours, jobs)):
             raise ArgumentError("limits need one of ours, torch or jax, chosen and installed")
         return jobs
 
-    def _limit_measurements(
-        self, jobs: Mapping[str, Job]
-    ) -> dict[tuple[str, str], Callable[[], float]]:
+    def _limit_measurements(self, jobs: Mapping[str, Job]) -> dict[Key, Callable[[], float]]:
         sizes = {"width": self.config.width, "mlp_width": self.config.mlp_width}
-        measurements: dict[tuple[str, str], Callable[[], float]] = {}
+        requests = {
+            "products": {"tokens": self.tokens} | sizes,
+            "bandwidth": {"nbytes": self._weight_bytes},
+        }
+        measurements: dict[Key, Callable[[], float]] = {}
         for framework in FRAMEWORKS:
-            name = next((name for name in jobs if name.startswith(f"griffin {framework}")), None)
-            if name is None:
-                continue
-            ask = partial(jobs[name].ask, framework=framework)
-            measurements["products", framework] = partial(
-                ask, "products", tokens=self.tokens, **sizes
-            )
-            measurements["bandwidth", framework] = partial(
-                ask, "bandwidth", nbytes=self._weight_bytes
-            )
+            names = [name for name in jobs if name.startswith(f"griffin {framework}")]
+            for limit, request in requests.items() if names else ():
+                ask = partial(jobs[names[0]].ask, limit, framework=framework, **request)
+                measurements[limit, framework] = ask
         return measurements
 
     def _row(
         self,
         work: Workload,
         name: str,
-        results: Mapping[tuple[str, str], list[float]],
+        results: Mapping[Key, list[float]],
         rates: Mapping[str, list[float]],
         names: list[str],
     ) -> Row:
@@ -224,37 +213,29 @@ class Bench:
             row[f"over {peer}"] = ratios(results[work.name, peer], seconds)
         return row
 
-    def _differences(self, folder: Path, names: list[str]) -> dict[str, dict[str, float]]:
-        """Return the differences of logits from the reference, over the largest logit.
+    def _compare(self, folder: Path, names: list[str], report: Report) -> bool:
+        """Note how far logits are from the reference's, and return whether all of them agree.
 
         The reference is the first peer, or else the first implementation.
         """
         reference = next((name for name in names if not is_ours(name)), names[0])
         arrays = {name: np.load(folder / f"{_file(name)}.npz") for name in names}
-        expected = arrays.pop(reference)
-        return {
-            work: {
-                f"{name} - {reference}": float(
-                    np.abs(found[work] - expected[work]).max() / np.abs(expected[work]).max()
-                )
-                for name, found in arrays.items()
-                if work in found
-            }
-            for work in expected
-        }
-
-    def _compare(self, differences: Mapping[str, Mapping[str, float]], report: Report) -> bool:
-        tolerance = TOLERANCES[self.dtype]
-        for work, pairs in differences.items():
-            text = ", ".join(f"{pair} {value:.1e}" for pair, value in pairs.items())
-            report.notes.append(f"largest difference of logits, {work}: {text or 'one model only'}")
-        agree = all(d <= tolerance for pairs in differences.values() for d in pairs.values())
+        tolerance, agree = TOLERANCES[self.dtype], True
+        for work, expected in arrays.pop(reference).items():
+            pairs = []
+            for name, logits in arrays.items():
+                if work in logits:
+                    far = float(np.abs(logits[work] - expected).max() / np.abs(expected).max())
+                    agree &= far <= tolerance
+                    pairs.append(f"{name} - {reference} {far:.1e}")
+            text = ", ".join(pairs) or "one model only"
+            report.notes.append(f"largest difference of logits, {work}: {text}")
         same = "agree" if agree else "do NOT agree"
         report.notes.append(f"the logits {same} within {tolerance:g} of the largest")
         return agree
 
 
-def _best(limit: str, results: Mapping[tuple[str, str], list[float]]) -> list[float]:
+def _best(limit: str, results: Mapping[Key, list[float]]) -> list[float]:
     """Return the best rate of either framework in each round."""
     ways = [values for key, values in results.items() if key[0] == limit]
     return [max(rates) for rates in zip(*ways, strict=True)]

@@ -23,7 +23,7 @@ CHECKED = 3  # compared tokens after the prompts
 
 
 class Worker:
-    """The requests that an implementation answers."""
+    """An implementation that answers the requests of a `Job`."""
 
     _model: Any
 
@@ -34,17 +34,18 @@ class Worker:
         self._stack = ExitStack()
 
     def load(self) -> None:
-        """Load the model."""
+        """Load the model; Absent if a library is missing or broken."""
         if self._name in ("torch", "jax"):
-            from benchmarks.model import griffin
+            from benchmarks.model.griffin import MAKERS
 
-            self._model = griffin.make(self._name, self._folder, self._dtype)
+            self._model = MAKERS[self._name](self._folder, self._dtype)
         else:
-            from benchmarks.model.implementations import MAKERS, PEER_NEEDS
+            from benchmarks.model import implementations
             from griffin_eval.converters.checkpoint import Checkpoint
 
-            check_peer(*PEER_NEEDS[self._name])
-            self._model = MAKERS[self._name](Checkpoint(self._folder), self._dtype)
+            check_peer(*implementations.PEER_NEEDS[self._name])
+            make = implementations.MAKERS[self._name]
+            self._model = make(Checkpoint(self._folder), self._dtype)
         if "jax" not in self._name:
             import torch
 
@@ -108,11 +109,5 @@ def in_float32(logits: Any) -> np.ndarray:
     return np.array(logits.float() if hasattr(logits, "float") else logits, np.float32)
 
 
-def main() -> None:
-    worker = Worker(*sys.argv[1:])
-    functions = ("load", "check", "read", "decode", "products", "bandwidth")
-    serve({function: getattr(worker, function) for function in functions})
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker(*sys.argv[1:]))

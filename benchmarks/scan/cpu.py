@@ -6,64 +6,46 @@ RG-LRU is compared with its parts: without its gates' products with the scan, wi
 Memory is reused, as in an evaluation, and JAX overwrites its input.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import why_absent
+from benchmarks.commands import tell
+from benchmarks.peers import absent_peers
+from benchmarks.report import Report, Row
+from benchmarks.timing import interleave, tune_process
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.rglru import api
 from griffin_eval.kernels.rglru.reference import C, Gates
 
-REPEAT = 0.02  # least seconds of a measurement, by repeated calls
-
-
-class Timing(NamedTuple):
-    """One line of the table.
-
-    Attributes:
-        operation: Operation that is timed.
-        tokens: T.
-        implementation: Name of the implementation.
-        seconds: Median of the rounds.
-        fastest, slowest: Seconds of the fastest and the slowest round.
-        against: Name of the denominator of ``ratio``.
-        ratio: Median over the time of ``against``.
-    """
-
-    operation: str
-    tokens: int
-    implementation: str
-    seconds: float
-    fastest: float
-    slowest: float
-    against: str
-    ratio: float
+REPEAT = 0.02  # seconds that a measurement takes at least, where calls are short
+Calls = dict[tuple[str, str], Callable[[], Any]]  # by operation and implementation
+SCAN, BACK, FUSED, WHOLE = "scan", "scan, backward", "RG-LRU from products", "RG-LRU"
+PRODUCTS, LIMIT, TORCH, JAX = "products", "limit", "griffin, torch", "griffin, JAX"
 
 
 def measure(
-    lengths: list[int], width: int, gates: int, rounds: int, tell: Callable[[str], None]
-) -> list[Timing]:
-    """Time every implementation in turn, with a batch of 1."""
-    from griffin_eval.process import tune_process
+    lengths: list[int], width: int, gates: int, rounds: int, report: Report
+) -> dict[str, str]:
+    """Time every implementation in turn for each length, and return why peers are left out.
 
+    ``gates`` is the number of blocks of the RG-LRU's gates, a divisor of the width.
+    """
     tune_process()
-    timings = []
+    absent, rows = absent_peers({name: [module] for name, (module, _) in PEERS.items()}), []
     for tokens in lengths:
         problem = Problem(tokens, width, gates)
-        calls = {**_limits(problem), **_torch(problem), **_jax(problem), **_peers(problem)}
-        for call in calls.values():
-            call()  # JAX compiles
-        times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-        for number in range(rounds):
-            tell(f"T = {tokens}, round {number + 1} of {rounds}")
-            for key, call in calls.items():
-                times[key].append(_seconds(call))
-        timings += _timings(tokens, times)
-    return timings
+        peers = {(SCAN, n): make(problem) for n, (_, make) in PEERS.items() if n not in absent}
+        calls = {**_limits(problem), **_torch(problem), **_jax(problem), **_no_gradients(peers)}
+        timed = {key: _timed(call) for key, call in calls.items()}
+        tell(f"T = {tokens}")
+        interleave(1, timed)  # JAX compiles
+        rows += _rows(tokens, interleave(rounds, timed, tell))
+    report.tables["milliseconds, medians of the rounds and their range"] = rows
+    return absent
 
 
 class Problem:
@@ -85,17 +67,12 @@ class Problem:
         self.gates = Gates(draw(width) - 4, *gate_arrays)
 
 
-_Calls = dict[tuple[str, str], Callable[[], Any]]
-SCAN, BACK, FUSED, WHOLE = "scan", "scan, backward", "RG-LRU from products", "RG-LRU"
-PRODUCTS, LIMIT, TORCH, JAX = "products", "limit", "griffin, torch", "griffin, JAX"
-
-
-def _limits(problem: Problem) -> _Calls:
+def _limits(problem: Problem) -> Calls:
     import torch
 
     a, x = torch.from_numpy(problem.a), torch.from_numpy(problem.x)
     out = torch.empty_like(x)
-    calls: _Calls = {(LIMIT, "torch.add"): lambda: torch.add(a, x, out=out)}
+    calls: Calls = {(LIMIT, "torch.add"): lambda: torch.add(a, x, out=out)}
     library = compiled.library()
     if library is not None:
         pointers = [array.data_ptr() for array in (a, x, out)]
@@ -104,7 +81,7 @@ def _limits(problem: Problem) -> _Calls:
     return calls
 
 
-def _torch(problem: Problem) -> _Calls:
+def _torch(problem: Problem) -> Calls:
     import torch
     import torch.nn.functional as F
 
@@ -118,7 +95,7 @@ def _torch(problem: Problem) -> _Calls:
     def products() -> list[torch.Tensor]:
         return [torch.bmm(blocks, w) for w in (gates.input_weight, gates.recurrent_weight)]
 
-    calls: _Calls = {(PRODUCTS, TORCH): products}
+    calls: Calls = {(PRODUCTS, TORCH): products}
     for name in ("cpu", "plain"):
         if name == "cpu" and cpu_torch.unsupported(x, None, None):
             continue
@@ -135,12 +112,18 @@ def _torch(problem: Problem) -> _Calls:
         calls[FUSED, TORCH] = lambda: cpu_torch.run(
             cpu_torch.GATED, arrays, [out, last], 1, problem.count
         )
+    return _no_gradients(calls)
+
+
+def _no_gradients(calls: Calls) -> Calls:
+    import torch
+
     return {
         key: torch.inference_mode()(call) if key[0] != BACK else call for key, call in calls.items()
     }
 
 
-def _jax(problem: Problem) -> _Calls:
+def _jax(problem: Problem) -> Calls:
     import jax
     import jax.numpy as jnp
 
@@ -165,7 +148,7 @@ def _jax(problem: Problem) -> _Calls:
     def products(x: Any, gates: Gates) -> Any:
         return cpu_jax.products(x, gates.input_weight, gates.recurrent_weight)
 
-    calls: _Calls = {(PRODUCTS, JAX): ready(products, x, gates)}
+    calls: Calls = {(PRODUCTS, JAX): ready(products, x, gates)}
     for name in ("cpu", "plain"):
         if name == "cpu" and cpu_jax.unsupported(x, None, None):
             continue
@@ -197,23 +180,6 @@ def _associative(x: Any, a: Any) -> Any:
     return jax.lax.associative_scan(combine, (a, x), axis=1)[1]
 
 
-def _peers(problem: Problem) -> _Calls:
-    """Return the scans of transformers and of DeepMind's code, if they are installed and work."""
-    import torch
-
-    absent, calls = absent_peers(), {}
-    for name, (_, make) in PEERS.items():
-        if name not in absent:
-            calls[SCAN, name] = make(problem)
-    return {key: torch.inference_mode()(call) for key, call in calls.items()}
-
-
-def absent_peers() -> dict[str, str]:
-    """Return the reasons why peers are left out, by name."""
-    reasons = {name: why_absent(*modules) for name, (modules, _) in PEERS.items()}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
 def _transformers(problem: Problem) -> Callable[[], Any]:
     import torch
     from transformers.models.recurrent_gemma import modeling_recurrent_gemma as theirs
@@ -243,34 +209,43 @@ def _deepmind_jax(problem: Problem) -> Callable[[], Any]:
     return lambda: compiled(*arrays).block_until_ready()
 
 
-# Modules that a peer needs, and the function that makes its call.
-PEERS: dict[str, tuple[tuple[str, ...], Callable[[Problem], Callable[[], Any]]]] = {
+# Module that a peer needs, and the function that makes its call.
+PEERS: dict[str, tuple[str, Callable[[Problem], Callable[[], Any]]]] = {
     "transformers": (
-        ("transformers.models.recurrent_gemma.modeling_recurrent_gemma",),
+        "transformers.models.recurrent_gemma.modeling_recurrent_gemma",
         _transformers,
     ),
-    "DeepMind, torch": (("recurrentgemma.torch.layers",), _deepmind_torch),
-    "DeepMind, JAX": (("recurrentgemma.jax.scan",), _deepmind_jax),
+    "DeepMind, torch": ("recurrentgemma.torch.layers", _deepmind_torch),
+    "DeepMind, JAX": ("recurrentgemma.jax.scan", _deepmind_jax),
 }
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    start, count = time.perf_counter(), 0
-    while count == 0 or time.perf_counter() - start < REPEAT:
-        call()
-        count += 1
-    return (time.perf_counter() - start) / count
+def _timed(call: Callable[[], Any]) -> Callable[[], float]:
+    """Return a function that calls repeatedly and returns the milliseconds of a call."""
+
+    def milliseconds() -> float:
+        start, count = time.perf_counter(), 0
+        while count == 0 or time.perf_counter() - start < REPEAT:
+            call()
+            count += 1
+        return (time.perf_counter() - start) / count * 1e3
+
+    return milliseconds
 
 
-def _timings(tokens: int, times: dict[tuple[str, str], list[float]]) -> Iterator[Timing]:
+def _rows(tokens: int, times: dict[tuple[str, str], list[float]]) -> Iterator[Row]:
     limits = min((values for (what, _), values in times.items() if what == LIMIT), key=min)
-    limit = min(limits)
-    median = {key: statistics.median(values) for key, values in times.items()}
-    yield Timing(LIMIT, tokens, "sum", limit, limit, max(limits), LIMIT, 1.0)
+    limit, middle = min(limits), {key: median(values) for key, values in times.items()}
+
+    def row(operation: str, name: str, ms: list[float], over: str, denominator: float) -> Row:
+        ratio = {"ratio": median(ms) / denominator, "over": over}
+        return {"operation": operation, "T": tokens, "implementation": name, "ms": ms} | ratio
+
+    yield row(LIMIT, "sum", limits, "fastest round", limit)
     for (operation, name), values in times.items():
         framework = ", ".join(name.split(", ")[:2])
-        scan = median.get((SCAN, name), 0.0)
-        whole = scan + median.get((PRODUCTS, framework), 0.0)
+        scan = middle.get((SCAN, name), 0.0)
+        whole = scan + middle.get((PRODUCTS, framework), 0.0)
         denominators = {
             SCAN: (LIMIT, limit),
             BACK: ("5/3 limit", limit * 5 / 3),
@@ -278,20 +253,4 @@ def _timings(tokens: int, times: dict[tuple[str, str], list[float]]) -> Iterator
             WHOLE: ("products and scan", whole),
         }
         if operation in denominators:
-            against, seconds = denominators[operation]
-            spread = median[operation, name], min(values), max(values)
-            yield Timing(operation, tokens, name, *spread, against, spread[0] / seconds)
-
-
-def table(timings: list[Timing]) -> tuple[str, list[str], list[list[str]]]:
-    """Return title, headings and cells of the timings."""
-    rows = [
-        [
-            *(each.operation, str(each.tokens), each.implementation),
-            f"{each.seconds * 1e3:.3f} ({each.fastest * 1e3:.3f}-{each.slowest * 1e3:.3f})",
-            *(f"{each.ratio:.2f}", each.against),
-        ]
-        for each in timings
-    ]
-    headings = ["operation", "T", "implementation", "time", "ratio", "over"]
-    return "milliseconds, medians of the rounds and their range", headings, rows
+            yield row(operation, name, values, *denominators[operation])

@@ -11,26 +11,28 @@ if nvcc is installed, for powers of 2).
 
 import itertools
 import shutil
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
-from benchmarks.peers import why_absent
+from benchmarks.commands import tell
+from benchmarks.peers import absent_peers, why_absent
+from benchmarks.timing import interleave
 from griffin_eval.errors import ArgumentError
 
-# (batch, tokens, width) of RecurrentGemma 2B and 9B: one document, and enough to fill a device.
-SHAPES = ((1, 8192, 2560), (8, 8192, 2560), (64, 2048, 2560), (1, 8192, 4096), (8, 8192, 4096))
+# (batch, tokens, width) of RecurrentGemma 2B and 9B: one document, and as many as fill a device.
+SHAPES = [(1, 8192, 2560), (8, 8192, 2560), (64, 2048, 2560), (1, 8192, 4096), (8, 8192, 4096)]
 GATE_WIDTH = 256
 COPIED = 2**28  # values of the copied array, or those of the shape if they are more
-COLUMNS = (
-    *("operation", "implementation", "shape", "dtype"),
-    *("seconds", "fastest", "slowest", "copy_fraction"),
-)
-
 PEERS = {"flash-linear-attention": "fla.ops.hgrn", "accelerated-scan": "accelerated_scan.scalar"}
 
 _Call = tuple[str, str, int, Callable[[], Any]]  # operation, implementation, arrays, function
+
+
+def absent() -> dict[str, str]:
+    """Return why peers are left out, by name."""
+    return absent_peers({name: [module] for name, module in PEERS.items()})
 
 
 def measure(
@@ -38,44 +40,47 @@ def measure(
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     device: str = "cuda",
     rounds: int = 5,
-    tell: Callable[[str], Any] = lambda line: None,
     peers: bool = True,
     seconds: Callable[[Callable[[], Any]], float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Time every operation in turn with a copy; return rows of `COLUMNS`."""
+    """Time every operation in turn with a copy; return a row for each.
+
+    ``shapes`` are batch, tokens and width; ``peers`` may compile for minutes; ``seconds`` times a
+    call, by default `bench_seconds`.
+
+    Raises:
+        ArgumentError: There is no CUDA device.
+    """
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("--target cuda needs a CUDA device, and torch finds none")
     timer, rows = seconds or bench_seconds, []
     for shape, dtype in itertools.product(shapes, dtypes):
+        tell(f"{' x '.join(map(str, shape))}, {dtype}")
         x = torch.randn(shape, dtype=getattr(torch, dtype), device=device)
         source = x.new_ones(max(x.numel(), COPIED if device == "cuda" else 0))
         copy = partial(torch.empty_like(source).copy_, source)
         calls = list(_calls(x, peers))
-        times: list[list[float]] = [[] for _ in (copy, *calls)]
-        for number in range(rounds):
-            tell(f"{' x '.join(map(str, shape))}, {dtype}, round {number + 1} of {rounds}")
-            for values, call in zip(times, (copy, *(each[3] for each in calls)), strict=True):
-                values.append(timer(call))
-        rate = 2 * source.nbytes / statistics.median(times[0])
-        for (operation, name, arrays, _), values in zip(calls, times[1:], strict=True):
-            median = statistics.median(values)
-            fraction = arrays * x.nbytes / median / rate
-            spread = median, min(values), max(values)
-            row = (operation, name, shape, dtype, *spread, fraction)
-            rows.append(dict(zip(COLUMNS, row, strict=True)))
+        timed = {index: partial(timer, call[3]) for index, call in enumerate(calls)}
+        times = interleave(rounds, {-1: partial(timer, copy)} | timed, tell)
+        rate = 2 * source.nbytes / median(times[-1])
+        for index, (operation, name, arrays, _) in enumerate(calls):
+            rows.append(
+                {
+                    "operation": operation,
+                    "implementation": name,
+                    "shape": " x ".join(map(str, shape)),
+                    "dtype": dtype,
+                    "microseconds": [taken * 1e6 for taken in times[index]],
+                    "copy_fraction": arrays * x.nbytes / median(times[index]) / rate,
+                }
+            )
     return rows
 
 
-def absent_peers() -> dict[str, str]:
-    """Return the reasons why peers are left out, by name."""
-    reasons = {name: why_absent(module) for name, module in PEERS.items()}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
 def _calls(x: Any, peers: bool) -> Iterator[_Call]:
-    """Yield the timed calls. A forward pass keeps arrays for the backward pass, as in training."""
+    """Yield calls to time. A forward pass keeps arrays for the backward pass, as in training."""
     import torch
 
     from griffin_eval.kernels.rglru import triton_torch
@@ -93,13 +98,13 @@ def _calls(x: Any, peers: bool) -> Iterator[_Call]:
 
     yield from _both("scan", "griffin", (3, 5), triton_torch.linear_scan, a, x)
     yield from _both("RG-LRU", "griffin", (2, 4), rglru, x, *gates)
-    absent = absent_peers() if peers else PEERS
-    if "flash-linear-attention" not in absent:
+    missing = absent() if peers else PEERS
+    if "flash-linear-attention" not in missing:
         from fla.ops.hgrn import chunk_hgrn, fused_recurrent_hgrn  # type: ignore[import-not-found]
 
         for function in (chunk_hgrn, fused_recurrent_hgrn):
             yield from _both("scan", f"fla {function.__name__}", (3, 5), function, x, a.log())
-    if "accelerated-scan" not in absent:
+    if "accelerated-scan" not in missing:
         columns_first = [v.transpose(1, 2).contiguous() for v in (a, x)]
         from accelerated_scan import scalar  # type: ignore[import-not-found]
 
@@ -131,18 +136,3 @@ def bench_seconds(call: Callable[[], Any]) -> float:
 
     milliseconds: Any = do_bench(call, warmup=25, rep=60, return_mode="median")
     return milliseconds / 1000
-
-
-def table(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
-    """Return title, headings and cells of the rows."""
-    cells = [
-        [
-            *(row["operation"], row["implementation"], " x ".join(map(str, row["shape"]))),
-            row["dtype"],
-            f"{row['seconds'] * 1e6:.1f} ({row['fastest'] * 1e6:.1f}-{row['slowest'] * 1e6:.1f})",
-            f"{row['copy_fraction']:.0%}",
-        ]
-        for row in rows
-    ]
-    headings = ["operation", "implementation", "shape", "dtype", "time", "of a copy"]
-    return "microseconds, medians of the rounds; bandwidth over that of a copy", headings, cells

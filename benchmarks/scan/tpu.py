@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from benchmarks.peers import why_absent
+from benchmarks.commands import tell
+from benchmarks.peers import absent_peers
+from benchmarks.report import Report
 from benchmarks.scan.tpu_compiler import TARGETS, compile_for
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.kernels.attention.tpu_jax import attend_rows
@@ -38,20 +40,18 @@ class Shape(NamedTuple):
     window: int
 
 
-SHAPES = (
+SHAPES = [
     Shape("RecurrentGemma 2B", 1, 8192, 2560, 10, 10, 256, 2048),
     Shape("RecurrentGemma 9B", 1, 8192, 4096, 16, 16, 256, 2048),
     Shape("Griffin 400M", 1, 8192, 2048, 16, 12, 128, 1024),
-)
-DTYPES = ("float32", "bfloat16")
+]
 SHORT = 1024
-PEER = ("recurrentgemma.jax.scan", "recurrentgemma.jax.pallas")
-
-
-def absent_peers() -> dict[str, str]:
-    """Return the reasons why peers are left out, by name."""
-    reason = why_absent(*PEER)
-    return {} if reason is None else {"DeepMind, lax.scan and associative_scan": reason}
+PEERS = {
+    "DeepMind, lax.scan and associative_scan": (
+        "recurrentgemma.jax.scan",
+        "recurrentgemma.jax.pallas",
+    )
+}
 
 
 def shape_of(time: int, width: int, blocks: int) -> Shape:
@@ -60,66 +60,59 @@ def shape_of(time: int, width: int, blocks: int) -> Shape:
     return Shape(f"T = {time}, D = {width}", 1, time, width, blocks, blocks, width // blocks, 2048)
 
 
-def measure(
-    targets: Sequence[str],
-    shapes: Sequence[Shape] = SHAPES,
-    dtypes: Sequence[str] = DTYPES,
-    tell: Callable[[str], None] = lambda text: None,
-) -> list[dict[str, Any]]:
-    """Compile every implementation for every target; return a dict for each row.
+def measure(targets: Sequence[str], shapes: Sequence[Shape], report: Report) -> dict[str, str]:
+    """Compile every implementation for every target, and return why peers are left out.
 
     ``what`` is ``scan``, ``RG-LRU`` or ``attention``, each also ``and gradient``, or ``block``:
-    convolution, gates, scan and the product with the other branch. ``bundles_per_tile`` counts for
-    8 x 128 numbers, ``bundles_over_memory`` over the cycles of the ideal bytes. A figure is None if
-    the compiler does not report it; ``error`` holds its message if it fails.
+    convolution, gates, scan and the product with the other branch. ``bundles_per_tile`` is for 8 x
+    128 numbers, ``bundles_over_memory`` over the cycles that the ideal bytes take. A figure is None
+    where the compiler is silent or refuses, which a note says.
+
+    Raises:
+        ArgumentError: A target is unknown.
+        MissingExtraError: libtpu is not installed.
     """
     unknown = [target for target in targets if target not in TARGETS]
     if unknown:
         raise ArgumentError(f"unknown TPU {', '.join(unknown)}: one of {', '.join(TARGETS)}")
     if find_spec("libtpu") is None:
         raise MissingExtraError("libtpu", "tpu")
-    peers = not absent_peers()
-    rows = []
-    for target, shape, dtype in itertools.product(targets, shapes, dtypes):
-        for entry in _entries(shape, jnp.dtype(dtype), peers):
-            tell(f"{target}, {shape.name}, {dtype}: {entry[0]}, {entry[1]}")
-            rows.append(_row(target, shape, dtype, *entry))
-    return rows
+    absent = absent_peers(PEERS)
+    rows = report.tables["compiled without a TPU; bundles and cycles are lower bounds"] = []
+    for target, shape, dtype in itertools.product(targets, shapes, ("float32", "bfloat16")):
+        for what, implementation, ideal, function, arguments in _entries(
+            shape, jnp.dtype(dtype), not absent
+        ):
+            row = {"target": target, "shape": shape.name, "dtype": dtype}
+            row |= {"what": what, "implementation": implementation}
+            tell(", ".join(row.values()))
+            try:
+                figures = _figures(target, shape, ideal, function, arguments)
+            except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+                report.notes.append(f"{', '.join(row.values())}: refused: {first_line(error)}")
+                figures = {}
+            rows.append(row | figures)
+    return absent
 
 
-def _row(
-    target: str,
-    shape: Shape,
-    dtype: str,
-    what: str,
-    implementation: str,
-    ideal: int,
-    function: Callable,
-    arguments: tuple,
-) -> dict[str, Any]:
-    sizes = {key: getattr(shape, key) for key in ("batch", "time", "width")}
-    row: dict[str, Any] = {"target": target, "shape": shape.name, **sizes, "dtype": dtype}
-    row |= {"what": what, "implementation": implementation}
-    empty = ("hbm_over_ideal", "bundles_per_tile", "bundles_over_memory", "cycles")
-    row |= dict.fromkeys((*empty, "temporary_bytes", "error"))
-    try:
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            report = compile_for(target, function, *arguments)
-    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        return row | {"error": first_line(error)}
+def _figures(
+    target: str, shape: Shape, ideal: int, function: Callable, arguments: tuple
+) -> dict[str, float | None]:
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        report = compile_for(target, function, *arguments)
     tiles = shape.batch * shape.time * shape.width / _TILE
-    memory = ideal / TARGETS[target].bytes_per_cycle
-    bundles = [kernel.bundles for kernel in report.kernels if kernel.bundles is not None]
-    if bundles and len(bundles) == len(report.kernels):
-        row["bundles_per_tile"] = sum(bundles) / tiles
-        row["bundles_over_memory"] = sum(bundles) / memory
-    if report.hbm_bytes is not None:
-        row["hbm_over_ideal"] = report.hbm_bytes / ideal
-    return row | {"cycles": report.cycles, "temporary_bytes": report.temporary_bytes}
+    bundles = report.bundles
+    return {
+        "hbm_over_ideal": None if report.hbm_bytes is None else report.hbm_bytes / ideal,
+        "bundles_per_tile": None if bundles is None else bundles / tiles,
+        "bundles_over_memory": bundles and bundles / (ideal / TARGETS[target].bytes_per_cycle),
+        "cycles": report.cycles,
+        "temporary_MB": report.temporary_bytes / 1e6,
+    }
 
 
 def _entries(shape: Shape, dtype: Any, peers: bool) -> Iterator[tuple]:
-    """Yield (what, implementation, ideal bytes, function, arguments), with or without peers."""
+    """Yield operation, implementation, ideal bytes, function and arguments of each row."""
 
     def array(*dimensions: int, dtype: Any = dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dimensions, dtype)
@@ -176,7 +169,7 @@ def _with_gradient(function: Callable) -> Callable:
 
 
 def _attention(q: Array, keys: Array, values: Array, max_age: Array) -> Array:
-    exact = "highest" if q.dtype == jnp.float32 else "default"  # precision in the models
+    exact = "highest" if q.dtype == jnp.float32 else "default"  # models run so
     with jax.default_matmul_precision(exact):
         return attend_rows(q, keys, values, max_age)
 
@@ -191,7 +184,7 @@ def _other_scans() -> dict[str, Callable]:
 
 
 def _block(recurrence: Callable) -> Callable:
-    """Return the recurrent block without linear layers: convolution, RG-LRU, branch product."""
+    """Return the block between its linear layers: convolution, RG-LRU, product of branches."""
 
     def run(x: Array, y: Array, conv: tuple[Array, Array], gates: Gates, h0: Array) -> Any:
         weight, bias = (p.astype(jnp.float32) for p in conv)
@@ -207,7 +200,7 @@ def _block(recurrence: Callable) -> Callable:
 
 
 def _by_xla(scan: Callable, x: Array, gates: Gates, h0: Array) -> tuple[Array, Array]:
-    """Compute the RG-LRU with another scan, and its gates by XLA."""
+    """Compute the RG-LRU with its gates left to XLA, around another scan."""
     batch, time, width = x.shape
     blocks = x.reshape(batch, time, *gates.input_weight.shape[:2])
 
@@ -220,19 +213,3 @@ def _by_xla(scan: Callable, x: Array, gates: Gates, h0: Array) -> tuple[Array, A
     log_a = -8.0 * jax.nn.softplus(gates.recurrent_param.astype(jnp.float32)) * r_t
     gated = jnp.sqrt(-jnp.expm1(2 * log_a)) * i_t * x.astype(jnp.float32)
     return scan(jnp.exp(log_a).astype(x.dtype), gated.astype(x.dtype), h0)
-
-
-def table(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
-    """Return title, headings and cells of the rows of `measure`."""
-    names = ["target", "shape", "dtype", "what", "implementation"]
-    ratios = ("hbm_over_ideal", "bundles_per_tile", "bundles_over_memory")
-    cells = []
-    for row in rows:
-        numbers = ["" if row[key] is None else f"{row[key]:.2f}" for key in ratios]
-        cycles = "" if row["cycles"] is None else f"{row['cycles']:,.0f}"
-        memory = row["temporary_bytes"]
-        numbers += ["refused" if row["error"] else cycles]
-        numbers += ["" if memory is None else f"{memory / 1e6:.1f} MB"]
-        cells.append([*(row[name] for name in names), *numbers])
-    headings = [*names, "HBM / ideal", "bundles / tile", "/ memory", "cycles", "temporaries"]
-    return "compiled without a TPU; bundles and cycles are lower bounds", headings, cells

@@ -1,4 +1,4 @@
-"""Compilation for an absent TPU, and the compiler's figures.
+"""Compile for a TPU where there is none, and read what the compiler reports.
 
 libtpu compiles on any Linux machine for any TPU. For a kernel it writes the schedule: bundles of
 instructions, one bundle per cycle without waits, so their number is a lower bound of the cycles.
@@ -6,6 +6,7 @@ For XLA's own operations it writes an estimate of the cycles. Nothing here is me
 """
 
 import atexit
+import contextlib
 import math
 import os
 import re
@@ -14,27 +15,22 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr  # pyright: ignore
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.ahead_of_time import ENVIRONMENT, no_compilation_cache
+from benchmarks.shard.collectives import computations, shape_bytes
 
 
 class Target(NamedTuple):
-    """A TPU by the compiler's name, with its makers' figures for one core.
-
-    Attributes:
-        topology: Smallest slice of this generation.
-        bandwidth: Bandwidth of HBM, bytes/s.
-        clock: Clock rate, cycles/s.
-    """
+    """A TPU: its smallest slice, and bytes/s of HBM and cycles/s of a core by its makers."""
 
     topology: str
     bandwidth: float
@@ -52,18 +48,24 @@ TARGETS = {
     "v6e": Target("v6e:2x2", 1.64e12, 1.75e9),
     "tpu7x": Target("tpu7x:2x2x1", 7.38e12 / 2, 2.2e9),
 }
+# Settings that libtpu reads when it is loaded, with which it looks for no TPU.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 class Kernel(NamedTuple):
     """A Pallas kernel as compiled.
 
     Attributes:
-        name: Name of the kernel, or else of the function around it.
-        hbm_bytes: Bytes that its blocks move, each fetched when its position changes; None if a
-            table of positions is an argument.
-        bundles: Bundles of all programs; None if a loop has no fixed length, or if such a table
-            decides which programs work.
-        vmem_bytes: Bytes of VMEM.
+        hbm_bytes: Bytes of its blocks, each fetched when its place changes; None where a table
+            among its arguments gives the places.
+        bundles: Bundles of all programs; None where a loop has no fixed length, or such a table
+            says which programs work.
     """
 
     name: str
@@ -73,14 +75,12 @@ class Kernel(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The compiler's figures for a function.
+    """The compiler's figures of a function.
 
     Attributes:
         temporary_bytes: Bytes of HBM between its operations.
-        hbm_bytes: Bytes that all operations move; None if a loop or a kernel hides them.
-        xla_cycles: Estimated cycles of everything but kernels.
-        kernels: Kernels in order.
-        target: TPU it was compiled for.
+        hbm_bytes: Bytes that all operations move; None where a loop or a kernel hides them.
+        xla_cycles: Cycles that the compiler estimates, without those of kernels.
     """
 
     temporary_bytes: int
@@ -90,8 +90,14 @@ class Report(NamedTuple):
     target: Target
 
     @property
+    def bundles(self) -> int | None:
+        """Bundles of all kernels; None if there are none, or one of them is unknown."""
+        bundles = [kernel.bundles for kernel in self.kernels]
+        return None if None in bundles or not bundles else sum(filter(None, bundles))
+
+    @property
     def cycles(self) -> float | None:
-        """The larger of bundles and bytes over bandwidth for kernels, plus XLA's estimate."""
+        """XLA's estimate, and of each kernel the larger of bundles and bytes over bandwidth."""
         total = float(self.xla_cycles)
         for kernel in self.kernels:
             if kernel.bundles is None or kernel.hbm_bytes is None:
@@ -100,17 +106,28 @@ class Report(NamedTuple):
         return total
 
 
-def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
-    """Compile a function of arrays for a TPU.
+@contextlib.contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """Turn JAX's compilation cache off, which cannot load programs that have no device."""
+    enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # JAX would not look at the setting again otherwise
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
-    Args:
-        target: Key of `TARGETS`.
-        arguments: Trees of `jax.ShapeDtypeStruct` or None.
+
+def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
+    """Compile a function for a TPU, a key of `TARGETS`.
+
+    The arguments are trees of `jax.ShapeDtypeStruct` or None.
 
     Raises:
         ValueError: The target is unknown.
-        RuntimeError: libtpu is missing, or was loaded before with other settings.
-        jax.errors.JaxRuntimeError: The compiler fails, for instance for too much VMEM.
+        RuntimeError: libtpu is missing, or was loaded before without the settings made here.
+        jax.errors.JaxRuntimeError: The compiler refuses the function, for too much VMEM perhaps.
     """
     folder, sharding = _dumps(), _sharding(target)
     known = set(folder.iterdir())
@@ -121,54 +138,40 @@ def compile_for(target: str, function: Callable, *arguments: Any) -> Report:
     traced = jax.jit(function).trace(*jax.tree.map(placed, arguments))
     with no_compilation_cache():
         compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-    text = re.sub(r"/\*index=\d+\*/", "", compiled.as_text() or "")
+    text, memory = compiled.as_text() or "", cast(Any, compiled.memory_analysis())
     files = [path for path in folder.iterdir() if path not in known]
     calls = list(_pallas_calls(traced.jaxpr.jaxpr))
-    memory: Any = compiled.memory_analysis()
-    module = _Module(text, TARGETS[target])
-    kernels = []
-    for line in re.findall(r".*custom_call_target=\"tpu_custom_call\".*", text):
+    module, kernels = Module(text, TARGETS[target]), []
+    for line in re.findall(r".*custom_call_target=\"tpu_custom_call\".*", module.text):
         name = line.split("=")[0].replace("ROOT", "").strip().lstrip("%")
         call = _call_of(name, calls)
         calls.remove(call)
         mapping = call.params["grid_mapping"]
         moved = bundles = None
         if not mapping.num_index_operands:
-            moved = sum(
-                _traffic(block, mapping.grid)
-                for block, in_hbm in zip(mapping.block_mappings, module.in_hbm(line), strict=True)
-                if in_hbm
-            )
-            programs = math.prod(mapping.grid)
-            bundles = _bundles(_file(files, name, "final_bundles"), programs)
-        kernels.append(
-            Kernel(
-                call.params["name"] or name.rpartition(".")[0] or name,
-                moved,
-                bundles,
-                _vmem(_file(files, name, "pre-finalize-registers-and-allocations")),
-            )
-        )
+            blocks = zip(mapping.block_mappings, module.in_hbm(line), strict=True)
+            moved = sum(_traffic(block, mapping.grid) for block, in_hbm in blocks if in_hbm)
+            bundles = _bundles(_file(files, name, "final_bundles"), math.prod(mapping.grid))
+        registers = _file(files, name, "pre-finalize-registers-and-allocations")
+        vmem = re.findall(r"space=vmem, size = (0x[0-9a-f]+)", registers)
+        label = call.params["name"] or name.rpartition(".")[0] or name
+        kernels.append(Kernel(label, moved, bundles, sum(int(size, 16) for size in vmem)))
     for path in files:
         path.unlink()
-    of_kernels = [kernel.hbm_bytes for kernel in kernels]
-    if module.has_loop or None in of_kernels:
+    moved = [kernel.hbm_bytes for kernel in kernels]
+    if " while(" in text or None in moved:
         hbm = None
     elif kernels:
-        hbm = module.hbm_bytes + sum(of_kernels)
+        hbm = module.hbm_bytes + sum(filter(None, moved))
     else:
         hbm = int((compiled.cost_analysis() or {})["bytes accessed"])
-    return Report(memory.temp_size_in_bytes, hbm, module.cycles(), tuple(kernels), TARGETS[target])
-
-
-def xla_cycles(text: str, target: str) -> int:
-    """Return the estimated cycles of an optimised program's text, without its kernels."""
-    return _Module(re.sub(r"/\*index=\d+\*/", "", text), TARGETS[target]).cycles()
+    cycles = module.cycles()
+    return Report(memory.temp_size_in_bytes, hbm, cycles, tuple(kernels), TARGETS[target])
 
 
 @cache
 def _dumps() -> Path:
-    """Return the folder of libtpu's schedules; libtpu reads the setting when it is loaded."""
+    """Return the folder of libtpu's schedules, after settings that are read when it is loaded."""
     folder = Path(tempfile.mkdtemp(prefix="griffin-tpu-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, value in {"JAX_PLATFORMS": "cpu", **ENVIRONMENT}.items():
@@ -217,7 +220,7 @@ def _call_of(name: str, calls: list[Any]) -> Any:
 
 
 def _traffic(block: Any, grid: tuple[int, ...]) -> int:
-    """Return the bytes of a block over the grid: its part in the array at each new position."""
+    """Return the bytes of a block that lie in the array, each time that its place changes."""
     array = block.array_aval
     shape = [getattr(size, "block_size", size) for size in block.block_shape]
     shape = [1 if not isinstance(size, int) else size for size in shape]
@@ -238,7 +241,7 @@ def _traffic(block: Any, grid: tuple[int, ...]) -> int:
 
 
 def _bundles(text: str, programs: int) -> int | None:
-    """Return the bundles of all programs of a grid, with those of loops times their iterations."""
+    """Return the bundles of all programs of a grid: those of a loop as often as it turns."""
     total, inside, length, steps, limit = 0, False, 0, {}, None
     depth = 1 if programs > 1 else 0  # depth of the loop over the grid
     for line in [*text.splitlines(), "0x0 : {"]:
@@ -263,44 +266,31 @@ def _bundles(text: str, programs: int) -> int | None:
     return total * programs
 
 
-def _vmem(text: str) -> int:
-    sizes = re.findall(r"space=vmem, size = (0x[0-9a-f]+)", text)
-    return sum(int(size, 16) for size in sizes)
-
-
 _SHAPE = re.compile(r"\w+\[[\d,]*\](?:\{[^}]*\})?")
+_FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "custom-call"}
 
 
-class _Module:
-    """The operations of an optimised HLO module."""
-
-    _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "custom-call"}
+class Module:
+    """The operations of an optimised HLO module, from its text."""
 
     def __init__(self, text: str, target: Target):
-        self._target = target
-        self._computations: dict[str, list[str]] = {}
-        lines: list[str] = []
-        for line in text.splitlines():
-            start = re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line)
-            if start:
-                lines = self._computations[start.group(1)] = []
-                if line.startswith("ENTRY"):
-                    self._entry = start.group(1)
-            elif line.startswith("  ") and " = " in line:
-                lines.append(line)
+        self.text = re.sub(r"/\*index=\d+\*/", "", text)
+        self._target, self._computations = target, computations(self.text)
+        (self._entry,) = re.findall(r"^ENTRY %(\S+) \(", self.text, re.M)
         self._sizes: dict[str, int] = {}
-        self.has_loop = " while(" in text
         self.hbm_bytes = sum(self._bytes(self._computations[self._entry]).values())
 
     def in_hbm(self, line: str) -> list[bool]:
-        """Return whether each of a kernel's inputs and outputs is in HBM rather than in VMEM."""
+        """Return which inputs and outputs of a kernel XLA has not put into VMEM beforehand."""
         result, _, operands = line.partition(" custom-call(")
         names = operands.partition(")")[0].split(",")
         outputs = _SHAPE.findall(result.partition(" = ")[2])
-        return [self._sizes[name.strip()] > 0 for name in names] + [_size(s) > 0 for s in outputs]
+        sizes = [self._sizes[name.strip()] for name in names] + list(map(_size, outputs))
+        return [size > 0 for size in sizes]
 
     def cycles(self, computation: str | None = None) -> int:
-        """Return estimated cycles; without an estimate those of the necessary bytes."""
+        """Return the estimated cycles without those of kernels; where the compiler says nothing,
+        those of the bytes that must move."""
         lines = self._computations[computation or self._entry]
         moved, total = self._bytes(lines), 0.0
         for line in lines:
@@ -318,7 +308,7 @@ class _Module:
 
     def _bytes(self, lines: list[str]) -> dict[str, int]:
         """Return the bytes of HBM that each operation reads and writes."""
-        sizes, found = self._sizes, {}
+        sizes, moved = self._sizes, {}
         for line in lines:
             name, _, rest = line.replace("ROOT ", "").strip().partition(" = ")
             match = re.match(r"(.*?) ([a-z][\w-]*)\((.*?)\)", rest)
@@ -326,19 +316,14 @@ class _Module:
                 continue
             shapes, operation, operands = match.groups()
             sizes[name] = sum(map(_size, _SHAPE.findall(shapes)))
-            if operation not in self._FREE and not operation.endswith(("-done", "-start")):
-                read = sum(sizes.get(o.strip(), 0) for o in operands.split(","))
-                found[line] = sizes[name] + read
-            elif operation.endswith("-start"):
-                found[line] = sum(sizes.get(o.strip(), 0) for o in operands.split(","))
-        return found
+            read = sum(sizes.get(o.strip(), 0) for o in operands.split(","))
+            if operation.endswith("-start"):
+                moved[line] = read
+            elif operation not in _FREE and not operation.endswith("-done"):
+                moved[line] = sizes[name] + read
+        return moved
 
 
 def _size(shape: str) -> int:
-    """Return the bytes of a shape such as ``bf16[1,8,128]{2,1,0}``; 0 in VMEM, ``S(1)``."""
-    kind, _, dimensions = shape.partition("]")[0].partition("[")
-    if "S(" in shape:
-        return 0
-    bits = re.search(r"\d+$", kind)
-    width = int(bits.group()) // 8 if bits else 1
-    return width * math.prod(int(n) for n in dimensions.split(",") if n)
+    """Return the bytes of HBM of a shape such as ``bf16[1,8,128]{2,1,0:S(1)}``, none in VMEM."""
+    return 0 if "S(" in shape else shape_bytes(shape.partition("]")[0])

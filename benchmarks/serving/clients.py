@@ -4,7 +4,6 @@ import http.client
 import json
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +24,7 @@ Body = dict[str, Any]
 
 @contextmanager
 def answered(port: int, path: str, body: Body) -> Iterator[http.client.HTTPResponse]:
-    """Ask a server.
-
-    Yields:
-        The answer, to be read.
-
-    Raises:
-        Failed: Its status is not 200.
-    """
+    """Ask a server, and yield the answer to read; Failed if its status is not 200."""
     begin = time.perf_counter()
     answer, sent = None, json.dumps(body)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
@@ -81,26 +73,17 @@ def own_server(python: str, checkpoint: str, framework: str, dtype: str) -> list
     return [program, "serve", checkpoint, *options]
 
 
-def mlx_server(folder: str) -> list[str]:
-    """Return the command of MLX's server without its port."""
-    return [sys.executable, "-P", "-m", "mlx_lm", "server", "--model", folder]
-
-
-def transformers_server(folder: str) -> list[str]:
-    """Return the command of transformers' server without its port."""
-    main = "from transformers.cli.transformers import main; main()"
-    return [sys.executable, "-P", "-c", main, "serve", folder]
-
-
-PEERS = {  # required modules, and the command for a folder in transformers' format
-    "mlx_lm.server": (("mlx_lm",), mlx_server),
-    "transformers serve": (("fastapi", "uvicorn", "openai"), transformers_server),
+_TRANSFORMERS = "from transformers.cli.transformers import main; main()"
+# Modules of each peer, and Python's arguments before a folder in transformers' format.
+PEERS = {
+    "mlx_lm.server": (("mlx_lm",), ("-m", "mlx_lm", "server", "--model")),
+    "transformers serve": (("fastapi", "uvicorn", "openai"), ("-c", _TRANSFORMERS, "serve")),
 }
 
 
 @contextmanager
 def served(command: list[str]) -> Iterator[int]:
-    """Run a server and yield its port once it answers."""
+    """Run a server and yield the port at which it answers; Failed if it does not in time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

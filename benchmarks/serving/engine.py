@@ -12,10 +12,10 @@ from benchmarks.timing import serve, tune_process
 
 
 class Engine:
-    """A checkpoint and the requests that it answers."""
+    """A checkpoint that answers the requests of a `Job`."""
 
     def load(self) -> None:
-        """Load the model."""
+        """Load the model; BadInput if the checkpoint cannot be used."""
         import griffin_eval
 
         tune_process()
@@ -36,5 +36,4 @@ class Engine:
 
 
 if __name__ == "__main__":
-    engine = Engine()
-    serve({"load": engine.load, "continue_texts": engine.continue_texts, "score": engine.score})
+    serve(Engine())

@@ -48,9 +48,8 @@ STREAMS = 16
 def streams(port: int, texts: list[str]) -> Iterator[list[tuple[float, float]]]:
     """Request continuations again and again, with one client for each text.
 
-    Yields:
-        A list, once every client has a token, that fills with the time of each token (from
-        `time.perf_counter`) and the seconds since the previous token of its answer.
+    Once every client has a token, yield a list that fills with the time of each token (as of
+    `time.perf_counter`) and the seconds since the one before it in its answer.
     """
     gaps: list[tuple[float, float]] = []
     failures: list[Failed] = []
@@ -89,11 +88,11 @@ def streams(port: int, texts: list[str]) -> Iterator[list[tuple[float, float]]]:
 
 
 class Pauses(NamedTuple):
-    """One measurement of the seconds between tokens."""
+    """Seconds between tokens without the prompt and while it is read, and until its answer."""
 
-    alone: np.ndarray  # without the prompt, float64 [N]
-    beside: np.ndarray  # while the prompt is read
-    reading: float  # seconds until the prompt was answered
+    alone: np.ndarray
+    beside: np.ndarray
+    reading: float
 
 
 def measure(port: int, tokens: int, seconds: float, calls: count) -> Pauses:

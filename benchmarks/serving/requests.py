@@ -9,6 +9,7 @@ engine take turns.
 give no log-probabilities of prompts.
 """
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -51,26 +52,24 @@ class Bench:
     checkpoint: str
     framework: str
     dtype: str
-    clients: int  # number of requests at a time
-    requests: int  # number of requests of each kind
+    clients: int  # requests at a time
+    requests: int  # requests of each kind
     new_tokens: int
     pythons: list[Interpreter]
     _calls: count = field(default_factory=count)
     _dropped: dict[str, str] = field(default_factory=dict)
 
     def run(self, rounds: int, report: Report) -> None:
-        """Measure."""
+        """Measure; Failed if a server of this package ended, or did not answer."""
         measurements: dict[tuple[str, str], Callable[[], Any]] = {}
         with ExitStack() as stack:
             for python in self.pythons:
                 arguments = (self.checkpoint, self.framework, self.dtype)
-                engine = stack.enter_context(
-                    Job("benchmarks.serving.engine", *arguments, python=python.path)
-                )
+                job = Job("benchmarks.serving.engine", *arguments, python=python.path)
+                engine = stack.enter_context(job)
                 engine.ask("load")
                 port = stack.enter_context(served(own_server(python.path, *arguments)))
-                server = python.named("serve")
-                direct = python.named("engine")
+                server, direct = python.named("serve"), python.named("engine")
                 for kind in (CONTINUED, CHOSEN):
                     measurements[kind, direct] = partial(self._ask_engine, engine, kind)
                     measurements[kind, server] = partial(self._ask_server, port, kind)
@@ -94,7 +93,7 @@ class Bench:
         report.notes += [left_out(name, reason) for name, reason in self._dropped.items()]
 
     def _fresh_texts(self) -> list[str]:
-        """Return new texts for each call, since a server caches what it has read."""
+        """Return other texts in each call, since a server remembers the texts it has read."""
         number = next(self._calls)
         return [f"{number}. {text}" for text in make_texts(self.requests)]
 
@@ -143,16 +142,17 @@ class Bench:
         return None
 
     def _start_peers(self, stack: ExitStack) -> dict[str, tuple[int, Body]]:
-        """Return the port of each peer, and the entry that names its model in a request."""
+        """Return the port of each peer, and the part of a request that names its model."""
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "hf")
         peers: dict[str, tuple[int, Body]] = {}
-        for name, (modules, command) in PEERS.items():
+        for name, (modules, words) in PEERS.items():
             try:
                 check_peer(*modules)
                 if not folder.exists():
                     dtype = None if self.dtype == "auto" else self.dtype
                     convert(self.checkpoint, folder, to="hf", dtype=dtype)
-                port = stack.enter_context(served(command(str(folder))))
+                command = [sys.executable, "-P", *words, str(folder)]
+                port = stack.enter_context(served(command))
             except (Absent, Failed) as reason:
                 self._dropped[name] = str(reason)
                 continue
@@ -177,19 +177,19 @@ class Bench:
         seconds = [taken for taken, _ in rounds]
         first = [[times[0] for times in parts if times] for _, parts in rounds]
         gaps = [[g for times in parts for g in np.diff(times).tolist()] for _, parts in rounds]
+
+        def percentiles(values: list[list[float]], percent: int) -> list[float]:
+            return [float(np.percentile(v, percent)) if v else float("nan") for v in values]
+
         return {
             "server": name,
             "all": seconds,
             "over the first": ratios(seconds, [taken for taken, _ in ours]),
-            "first token: median": [_percentile(values, 50) for values in first],
-            "99th": [_percentile(values, 99) for values in first],
-            "between parts: median": [_percentile(values, 50) for values in gaps],
-            "99th ": [_percentile(values, 99) for values in gaps],
+            "first token: median": percentiles(first, 50),
+            "99th": percentiles(first, 99),
+            "between parts: median": percentiles(gaps, 50),
+            "99th ": percentiles(gaps, 99),
         }
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    return float(np.percentile(values, percent)) if values else float("nan")
 
 
 def make_texts(number: int) -> list[str]:

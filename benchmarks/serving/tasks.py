@@ -21,8 +21,8 @@ from griffin_eval.converters.source.resolve import resolve
 from griffin_eval.text.load import load_tokenizer
 from griffin_eval.text.tokenizer import default_add_bos
 
-MIN_RATIO = 0.8  # required speed of the server over the engine's
-_ANY_LENGTH = 10_000_000  # tokens of a prompt above which the client cuts it
+MIN_RATIO = 0.8  # smallest ratio of the server's speed to the engine's
+_ANY_LENGTH = 10_000_000  # tokens of a prompt that the client does not cut
 
 
 @dataclass
@@ -39,22 +39,15 @@ class Bench:
     pythons: list[Interpreter]
 
     def run(self, rounds: int, report: Report) -> None:
-        """Measure."""
+        """Measure; Failed if a server ended, or did not answer."""
         with closing(Checkpoint(resolve(self.checkpoint))) as opened:
             folder = tokenizer_folder(opened.folder)
-            tokenizer = load_tokenizer(folder)
-            client = {
-                "tokenizer": folder,
-                "add_bos_token": default_add_bos(tokenizer, opened.config),
-            }
-        measurements = {
-            (way, python): measure
-            for python in self.pythons
-            for way, measure in (
-                ("engine", partial(self._engine, python)),
-                ("server", partial(self._server, python, client)),
-            )
-        }
+            add_bos = default_add_bos(load_tokenizer(folder), opened.config)
+            client = {"tokenizer": folder, "add_bos_token": add_bos}
+        measurements = {}
+        for python in self.pythons:
+            measurements["engine", python] = partial(self._engine, python)
+            measurements["server", python] = partial(self._server, python, client)
         interleave(1, measurements)  # The first runs may compile.
         results = interleave(rounds, measurements, tell)
         rows = []

@@ -1,1 +1,1 @@
-"""The compiled steps of a model that is split over devices: their communication and memory."""
+"""The steps of a model that is split over devices, as compiled: communication and memory."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from benchmarks.commands import AsJson, chosen_preset
 from griffin_eval.cli.ending import run_command
 from griffin_eval.errors import ArgumentError
 
@@ -41,20 +41,18 @@ def bench_shard(
     rows: Annotated[int, typer.Option(help="Number of rows of a decoding step.", min=1)] = 32,
     batch: Annotated[int, typer.Option(help="Number of rows of a training step.", min=1)] = 16,
     length: Annotated[int, typer.Option(help="Tokens of each of these rows.", min=1)] = 2048,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compile a model split over devices; count its collective operations and bytes.
 
-    The devices need not be present: libtpu compiles for a TPU, and a CPU is divided. The exit code
-    is 1 if a step communicates more than the split needs.
+    The devices need not be there: libtpu compiles for a TPU, and a processor is divided. The exit
+    code is 1 if a step has collective operations that the split does not need.
     """
     from benchmarks.shard.targets import parse_target
-    from griffin_eval.config import PRESETS
     from griffin_eval.runners.load import choose_framework
-    from griffin_eval.training.recipes import check_name
 
     chosen = parse_target(target)
-    check_name("preset", preset, PRESETS)
+    config = chosen_preset(preset)
     if framework == "torch" and (training or split == "time"):
         raise ArgumentError("--framework torch goes with neither --training nor --split time")
     if split == "time" and (training or replicas > 1):
@@ -66,9 +64,8 @@ def bench_shard(
         )
     choose_framework(framework)
     from benchmarks.shard.measured import Sizes
-    from benchmarks.shard.run import measure, measure_reading, print_result
+    from benchmarks.shard.run import measure, measure_reading, report_of
 
-    config = PRESETS[preset]
     config = replace(config, num_layers=layers or config.num_layers)
     sizes = Sizes(tokens, documents, pool, rows, batch, length, capacity=8192)
     if split == "time":
@@ -78,7 +75,7 @@ def bench_shard(
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:
-        print_result(Console(width=max(Console().width, 160)), result)
+        report_of(result).show(False)
     if any(step.get("unexpected") for step in result["steps"]):
         raise typer.Exit(1)
 

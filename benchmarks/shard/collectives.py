@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +30,11 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: One of `KINDS`.
-        shapes: Shapes of its results on one device, such as ``f32[1,64,128]``.
-        nbytes: Number of bytes of these results.
+        shapes: Shapes of the results on one device, such as ``f32[1,64,128]``.
+        nbytes: Bytes of these results.
         in_loop: Whether it may run more than once.
-        groups: Groups of devices that run it together, by their places in the mesh; empty if
-            devices send to each other, or if all take part.
+        groups: Places in the mesh of the devices that do it together, for each group; empty where
+            devices send to each other, or all of them do it.
     """
 
     kind: str
@@ -45,13 +45,13 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-    """Return the collective operations of a program in XLA's text form, in textual order, without
-    those within single devices."""
-    computations = _computations(re.sub(r"/\*index=\d+\*/", "", text))
-    looped, chains = _in_loops(computations), set()
+    """Return the collective operations of a program in XLA's text form, in the order of the text,
+    without those of groups of one device, which exchange nothing."""
+    parts, chains = computations(re.sub(r"/\*index=\d+\*/", "", text)), set()
+    looped = _in_loops(parts)
     return [
-        Collective(kind, shapes, sum(map(_bytes, shapes)), name in looped, groups)
-        for name, lines in computations.items()
+        Collective(kind, shapes, sum(map(shape_bytes, shapes)), name in looped, groups)
+        for name, lines in parts.items()
         for kind, shapes, groups in _operations(lines, chains)
         if not groups or len(groups[0]) > 1
     ]
@@ -60,19 +60,18 @@ def collectives(text: str) -> list[Collective]:
 def _operations(
     lines: list[str], chains: set[str]
 ) -> Iterator[tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]]:
-    """Yield kind, shapes and groups of each operation; a chain of instructions counts once."""
+    """Yield kind, shapes and groups of each operation, once for a chain of several instructions."""
     for line in lines:
         match = _OPERATION.search(line)
         if match is None:
             continue
         _, result, kind, started = match.groups()
-        chain = _CHAIN.search(line)
-        if chain is not None:
+        if chain := _CHAIN.search(line):
             if chain[0] in chains:
                 continue
             chains.add(chain[0])
         shapes = [f"{dtype}[{sizes}]" for dtype, sizes in _SHAPE.findall(result)]
-        if started and kind != "all-reduce":  # operands come first, then results, then counters
+        if started and kind != "all-reduce":  # operands first, then results, then counters
             shapes = [shape for shape in shapes if shape != "u32[]"]
             shapes = shapes[len(shapes) // 2 :]
         yield kind, tuple(shapes), _groups(line)
@@ -99,7 +98,7 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _devices(shape: str, turned: str | None) -> np.ndarray:
-    """Return the places of devices in an array of this shape, with its axes permuted."""
+    """Return the places of devices in an array of this shape, perhaps with exchanged axes."""
     devices = np.arange(math.prod(_integers(shape))).reshape(_integers(shape))
     return devices.transpose(_integers(turned)) if turned else devices
 
@@ -108,31 +107,24 @@ def _integers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def _computations(text: str) -> dict[str, list[str]]:
-    """Return the lines of each computation of a module, by name."""
-    found: dict[str, list[str]] = {}
+def computations(text: str) -> dict[str, list[str]]:
+    """Return the lines of each computation of a module, by its name."""
+    parts: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
         start = _COMPUTATION.match(line)
         if start:
-            lines = found[start.group(1)] = []
+            lines = parts[start.group(1)] = []
         else:
             lines.append(line)
-    return found
+    return parts
 
 
-def _in_loops(computations: dict[str, list[str]]) -> set[str]:
+def _in_loops(parts: dict[str, list[str]]) -> set[str]:
     """Return the names of the computations that a loop runs."""
-    called = {
-        name: {c.strip("%, ") for line in lines for c in _names(line)}
-        for name, lines in computations.items()
-    }
+    called = {name: _called(lines) for name, lines in parts.items()}
     pending = [
-        each.strip("%, ")
-        for lines in computations.values()
-        for line in lines
-        if " while(" in line
-        for each in _names(line)
+        name for lines in parts.values() for name in _called(x for x in lines if " while(" in x)
     ]
     inside: set[str] = set()
     while pending:
@@ -143,8 +135,10 @@ def _in_loops(computations: dict[str, list[str]]) -> set[str]:
     return inside
 
 
-def _names(line: str) -> list[str]:
-    return [name for group in _CALLED.findall(line) for name in group.split(", ")]
+def _called(lines: Iterable[str]) -> set[str]:
+    """Return the names of the computations that lines call."""
+    groups = (group for line in lines for group in _CALLED.findall(line))
+    return {name.strip("%, ") for group in groups for name in group.split(", ")}
 
 
 def elements(shape: str) -> int:
@@ -152,6 +146,7 @@ def elements(shape: str) -> int:
     return math.prod(int(n) for n in shape.partition("[")[2].rstrip("]").split(",") if n)
 
 
-def _bytes(shape: str) -> int:
+def shape_bytes(shape: str) -> int:
+    """Return the bytes of such a shape."""
     bits = re.search(r"\d+", shape.partition("[")[0])
     return (max(int(bits.group()) // 8, 1) if bits else 1) * elements(shape)

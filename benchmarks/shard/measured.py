@@ -1,4 +1,4 @@
-"""A step of a model that is split over devices: its sizes and measurements."""
+"""Sizes and figures of the steps of a model that is split over devices."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,10 @@ class Sizes(NamedTuple):
     """Sizes of the steps.
 
     Attributes:
-        tokens: Number of tokens of a scoring step, all of which are scored.
-        documents: Number of documents of a scoring step.
-        pool: Number of kept states.
+        tokens, documents: Number of tokens of a scoring step, all scored, and of their documents.
+        pool: Number of states that are kept.
         rows: Number of rows of a decoding step.
-        batch: Number of rows of a training step.
-        length: Number of tokens of each of these.
+        batch, length: Number of rows of a training step, and of tokens of each.
         capacity: Largest number of tokens of a document, for global attention.
     """
 
@@ -31,19 +29,18 @@ class Measured(NamedTuple):
     """A compiled step, or one that ran in PyTorch. All bytes are for one device.
 
     Attributes:
-        kernels: Number of calls of own kernels; 0 in PyTorch, which does not report them.
-        weights: Bytes of the parameters.
-        states: Bytes of its input states, in training of the optimizer's.
-        temporaries: Bytes between its operations; in PyTorch the growth of its memory.
-        flops: Floating-point operations without those of kernels; 0 in PyTorch.
-        cycles: Estimate of a TPU's compiler for a reading step, without kernels.
+        states: Bytes of the states among its arguments; in training, those of the optimizer.
+        temporaries: Bytes between its operations; in PyTorch the growth of the process.
+        kernels: Number of calls of this package's kernels; 0 in PyTorch, which does not count them.
+        flops: Floating-point operations, without those of kernels; 0 in PyTorch.
+        cycles: Estimate of a TPU's compiler for reading, without those of kernels.
     """
 
     name: str
     collectives: list[Collective]
-    kernels: int
     weights: int
     states: int
     temporaries: int
-    flops: float
-    cycles: int | None
+    kernels: int = 0
+    flops: float = 0.0
+    cycles: int | None = None

@@ -13,14 +13,13 @@ BOTH = "both"  # axes of a mesh
 
 
 class Need(NamedTuple):
-    """Collective operations of a training step.
+    """Collective operations that a split needs.
 
     Attributes:
-        what: Name of the values that are gathered or summed.
+        what: Purpose, or name of the gathered or summed arrays.
         kind: XLA's name of the operation.
-        axis: Axis of the mesh along which devices take part.
-        numbers: Number of values in each result, on one device.
-        times: Number of operations.
+        axis: Axis of the mesh along which devices do it together.
+        numbers: Count of numbers in each result, on one device.
     """
 
     what: str
@@ -31,8 +30,8 @@ class Need(NamedTuple):
 
 
 def expected_sums(split: Split) -> int:
-    """Return the sums of vectors of the model's width over devices in a step: one for the
-    embedding, and one after each split half of a residual block."""
+    """Return the sums over the devices in a step, of vectors of the model's width: one for the
+    embedding, and one after each half of a residual block that is split."""
     if split.devices == 1:
         return 0
     halves = 0
@@ -43,20 +42,19 @@ def expected_sums(split: Split) -> int:
 
 
 def training_needs(split: Split, data: int, rows: int, length: int) -> list[Need]:
-    """Return the communication of a training step with recomputation, without sums of single
-    numbers: the loss, norms of gradients, and a few numbers per vector for the logits.
+    """Return the operations of a training step that computes activations again, without sums of
+    single numbers: the loss, norms of gradients, and a few numbers a vector for the logits.
 
     Weights are gathered for the forward pass and again for the backward pass, and every gradient is
     summed over the replicas: that of the embedding twice, as a table and as a projection, and that
-    of a convolution tap by tap. The gradient of a map's input is summed for each map, since XLA
-    does not add first.
+    of a convolution tap by tap. The gradient of a map's input is summed for each map: XLA does not
+    add first. There are ``data`` replicas, each with ``rows`` of ``length`` tokens.
     """
-    return list(_training_needs(split, data, rows * length, rows, length))
+    return list(_training_needs(split, data, rows, length))
 
 
-def _training_needs(
-    split: Split, data: int, vectors: int, rows: int, length: int
-) -> Iterator[Need]:
+def _training_needs(split: Split, data: int, rows: int, length: int) -> Iterator[Need]:
+    vectors = rows * length
     config, specs = split.config, list(param_specs(split.config).values())
     whole = "gradients of what is whole"
     for spec in specs if data > 1 else []:
@@ -84,7 +82,7 @@ def _training_needs(
         past = (config.visible_keys if kind == "local_attention" else length) - 1
         joined = rows * (past + length) * config.kv_width
         yield Need("gradients of keys and values", "all-reduce", MODEL, joined, 2)
-    # All devices compute the parts that are not split, but their gradients are still summed.
+    # All devices compute the parts that stay whole, but their gradients are still summed.
     for kind in config.block_types:
         if kind == "recurrent" and "lru" in split.whole:
             yield Need(whole, "all-reduce", MODEL, vectors * config.lru_width, 1)
@@ -100,7 +98,7 @@ def _in_whole_recurrence(spec: ParamSpec, split: Split) -> bool:
 
 
 def reading_needs(config: GriffinConfig, devices: int) -> list[Need]:
-    """Return the communication of devices that read one document together, in equal parts."""
+    """Return the operations of devices that each read a part of a document."""
     if devices == 1:
         return []
     state, window = config.lru_width, (config.conv_width - 1) * config.lru_width
@@ -120,12 +118,12 @@ def reading_needs(config: GriffinConfig, devices: int) -> list[Need]:
 def differences(
     found: Iterable[Collective], needs: Iterable[Need], devices: int, vectors: int
 ) -> list[str]:
-    """Return the differences between the communication of a compiled step and its needs.
+    """Return the differences between a compiled step's operations and those that it needs.
 
     Args:
-        found: Collective operations of the step, in which several may be combined.
-        needs: Result of `training_needs` for a CPU, or of `reading_needs`.
-        devices: Number of devices that share the weights; 0 if they share a document.
+        found: Collective operations, several of which may be done as one.
+        needs: Needs from `training_needs` for a processor, or from `reading_needs`.
+        devices: Number of devices that share the weights; 0 where they share a document.
         vectors: Number of hidden vectors of a replica.
     """
     there: Counter[tuple[str, str, int]] = Counter()
@@ -148,7 +146,7 @@ def differences(
 
 
 def _axis(groups: tuple[tuple[int, ...], ...], devices: int) -> str:
-    """Return the axis of the mesh along which groups lie, or `BOTH`."""
+    """Return the axis of the mesh along which groups lie, `BOTH` for neither alone."""
     if not groups:
         return BOTH
     if len({place // devices for place in groups[0]}) == 1:
@@ -157,15 +155,10 @@ def _axis(groups: tuple[tuple[int, ...], ...], devices: int) -> str:
 
 
 def _backward_sums(split: Split) -> int:
-    """Return the number of sums of vector gradients: one per map whose outputs are split."""
-    of_attention = 3 if split.splits_keys else 1  # queries, keys and values
-    maps = {
-        "recurrent": ("lru", 2),
-        "local_attention": ("heads", of_attention),
-        "global_attention": ("heads", of_attention),
-    }
+    """Return the sums of gradients of vectors, one for each map that is split by outputs."""
+    attention = ("heads", 3 if split.splits_keys else 1)  # queries, keys and values
     sums = "vocab" not in split.whole
     for kind in split.config.block_types:
-        axis, count = maps[kind]
+        axis, count = ("lru", 2) if kind == "recurrent" else attention
         sums += count * (axis not in split.whole) + 2 * ("mlp" not in split.whole)
     return sums

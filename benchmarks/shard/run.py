@@ -1,12 +1,10 @@
-"""The measurements and tables of ``python -m benchmarks.shard``."""
+"""The results of ``python -m benchmarks.shard``, as JSON and as tables."""
 
 import math
 from collections import Counter
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.report import Report
 from benchmarks.shard.collectives import elements
 from benchmarks.shard.measured import Measured, Sizes
 from benchmarks.shard.plan import (
@@ -16,7 +14,7 @@ from benchmarks.shard.plan import (
     reading_needs,
     training_needs,
 )
-from benchmarks.shard.targets import Target, devices
+from benchmarks.shard.targets import MEMORY, Target, devices
 from griffin_eval.config import GriffinConfig
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import param_specs
@@ -33,8 +31,8 @@ def measure(
 ) -> dict[str, Any]:
     """Compile the steps over the devices of a target, or run those of one PyTorch process.
 
-    Replicas do not communicate in evaluation, so one is compiled, for its own slice: some TPUs
-    cannot run a program on a part of a larger slice.
+    Replicas exchange nothing in evaluation, so one is compiled, for a slice of its own: on a part
+    of a larger slice some TPUs run no program. With ``training``, only a training step is compiled.
     """
     each = target.count // replicas
     split, dtype = split_over(config, each), "bfloat16"
@@ -60,10 +58,10 @@ def measure(
             beside = unexpected(step, split, vectors, framework)
         elif target.kind == "cpu":
             beside = differences(step.collectives, needs, each, rows * sizes.length)
-        else:  # a TPU's compiler pads, and merges sums with scattering
+        else:  # the compiler of a TPU pads, and merges sums with scattering
             beside = []
         kept = sizes.pool + 1 if step.name == "scoring" else sizes.rows
-        fit = None if training else _states_that_fit(step, target.memory, kept)
+        fit = None if training else _states_that_fit(step, MEMORY.get(target.kind), kept)
         results.append(_summary(step, beside) | {"states_that_fit": fit})
     whole = sum(spec.size for spec in split.replicated())
     return {
@@ -78,7 +76,11 @@ def measure(
 
 
 def measure_reading(config: GriffinConfig, target: Target, sizes: Sizes) -> dict[str, Any]:
-    """Compile the reading of a document by all devices of a target, and by one of them."""
+    """Compile the reading of a document by all devices of a target, and by one of them.
+
+    Raises:
+        ArgumentError: The document cannot be split so, or does not fit.
+    """
     from benchmarks.shard.steps import compile_reading
     from griffin_eval.runners.jax_time import check_split
     from griffin_eval.sharding.mesh_jax import make_time_mesh
@@ -103,25 +105,12 @@ def measure_reading(config: GriffinConfig, target: Target, sizes: Sizes) -> dict
     }
 
 
-def _summary(step: Measured, beside: list[str]) -> dict[str, Any]:
-    kinds = Counter(each.kind for each in step.collectives)
-    return {
-        "step": step.name,
-        "collectives": {
-            kind: {
-                "count": count,
-                "bytes": sum(each.nbytes for each in step.collectives if each.kind == kind),
-            }
-            for kind, count in kinds.items()
-        },
-        "unexpected": beside,
-        "kernels": step.kernels,
-        "weights": step.weights,
-        "states": step.states,
-        "temporaries": step.temporaries,
-        "flops": step.flops,
-        "cycles": step.cycles,
-    }
+def _summary(step: Measured, unexpected: list[str]) -> dict[str, Any]:
+    kinds: dict[str, Counter[str]] = {}
+    for each in step.collectives:
+        kinds.setdefault(each.kind, Counter()).update(count=1, bytes=each.nbytes)
+    figures = step._asdict() | {"collectives": kinds, "unexpected": unexpected}
+    return {"step": figures.pop("name")} | figures
 
 
 def _states_that_fit(step: Measured, memory: int | None, kept: int) -> int | None:
@@ -147,8 +136,8 @@ def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:
 def unexpected(step: Measured, split: Split, vectors: int, framework: str = "jax") -> list[str]:
     """Return the collective operations of a step that the split does not need.
 
-    It needs sums of vectors of the model's width and, for a split vocabulary, a few sums of one
-    number per vector, some of which PyTorch gathers.
+    It needs sums of vectors of the model's width and, where the vocabulary is split, a few of one
+    number for each of the ``vectors``, some of which PyTorch gathers.
     """
     found, sums = [], 0
     gathers = framework == "torch" and "vocab" not in split.whole
@@ -165,45 +154,35 @@ def unexpected(step: Measured, split: Split, vectors: int, framework: str = "jax
     return found
 
 
-def print_result(console: Console, result: dict[str, Any]) -> None:
-    """Print the results of `measure` or `measure_reading` as tables."""
-    console.print(result["title"])
+def report_of(result: dict[str, Any]) -> Report:
+    """Return the results of `measure` or `measure_reading` as tables."""
+    report = Report()
     if whole := result.get("whole"):
         parts = ", ".join(sorted(set(whole.values())))
         share = f"{result['whole_share']:.0%} of the parameters"
-        console.print(f"whole on every device, since they do not divide: {parts} ({share})")
+        report.notes.append(f"whole on every device, since they do not divide: {parts} ({share})")
     if result["needs"]:
-        table = Table(title="what the split needs, beside sums of single numbers")
-        for heading in ("what", "operation", "along", "number", "million numbers"):
-            table.add_column(heading)
-        for need in result["needs"]:
-            row = need["what"], need["operation"], need["axis"], str(need["count"])
-            table.add_row(*row, f"{need['numbers'] / 1e6:,.2f}")
-        console.print(table)
+        title = "operations that the split needs, beside sums of single numbers"
+        report.tables[title] = result["needs"]
     elif "sums" in result:
         sums = f"{result['sums']} sums of vectors, and a few of one number a vector"
-        console.print(f"the split needs: {sums}")
-    table = Table(title="bytes of a device in MB; GFLOP and million cycles without kernels")
-    names = ("weights", "states", "temporaries")
-    figures = (*names, "fit", "GFLOP", "Mcycles", "kernels")
-    for heading in ("step", "operations: number, MB", "not needed", *figures):
-        table.add_column(heading, justify="right" if heading in figures else "left")
+        report.notes.append(f"the split needs: {sums}")
+    title = f"{result['title']}; bytes of a device in MB, GFLOP and Mcycles without kernels"
+    rows = report.tables[title] = []
     for step in result["steps"]:
         if "problem" in step:
-            table.add_row(step["step"], step["problem"])
+            report.notes.append(f"{step['step']}: {step['problem']}")
             continue
-        said = [
+        report.notes += [f"{step['step']}: not needed: {each}" for each in step["unexpected"]]
+        operations = [
             f"{kind}: {each['count']}, {each['bytes'] / 1e6:.2f}"
             for kind, each in step["collectives"].items()
         ]
-        cycles, fit = step["cycles"], step.get("states_that_fit")
-        table.add_row(
-            *(step["step"], "\n".join(said) or "none"),
-            "; ".join(step["unexpected"]) or "nothing",
-            *(f"{step[name] / 1e6:,.1f}" for name in names),
-            "-" if fit is None else str(fit),
-            f"{step['flops'] / 1e9:,.1f}",
-            "-" if cycles is None else f"{cycles / 1e6:,.1f}",
-            str(step["kernels"]),
+        cycles = step["cycles"]
+        rows.append(
+            {"step": step["step"], "operations: number, MB": "\n".join(operations) or "none"}
+            | {name: step[name] / 1e6 for name in ("weights", "states", "temporaries")}
+            | {"states that fit": step.get("states_that_fit"), "GFLOP": step["flops"] / 1e9}
+            | {"Mcycles": None if cycles is None else cycles / 1e6, "kernels": step["kernels"]}
         )
-    console.print(table)
+    return report

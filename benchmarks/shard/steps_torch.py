@@ -1,7 +1,7 @@
-"""Steps of one of several PyTorch processes, without the other processes.
+"""Run the steps of one of several processes of PyTorch, without the others.
 
-Collective operations return at once with their input, which does not change their sequence. The
-weights are zeros, which take no memory until they are written.
+Its collective operations return at once, with the array that it sent: which operations follow does
+not depend on sums. The weights are zeros, which take no memory until they are written.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,7 @@ KINDS = {"allreduce_": "all-reduce", "allgather_": "all-gather"}
 
 
 class Counting(TorchDispatchMode):
-    """A recorder of collective operations. (PyTorch's `CommDebugMode` does the same, but fails in
-    inference mode.)"""
+    """A list of collective operations; PyTorch's `CommDebugMode` fails in inference mode."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +48,10 @@ class Counting(TorchDispatchMode):
 
 
 def run_steps(config: GriffinConfig, processes: int, dtype: str, sizes: Sizes) -> list[Measured]:
-    """Run a scoring and a decoding step as the first of ``processes``. Call it once per process."""
+    """Run a scoring and a decoding step of the first of some processes that share a model.
+
+    It can be called once in a process.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
     group = dist.group.WORLD
     assert group is not None
@@ -68,14 +70,12 @@ def run_steps(config: GriffinConfig, processes: int, dtype: str, sizes: Sizes) -
         held = sum(leaf.nbytes for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor))
         with Counting() as counted, watch_memory() as readings:
             step()
-        return Measured(
-            name, counted.found, 0, weights, held, max(readings) - readings[0], 0.0, None
-        )
+        return Measured(name, counted.found, weights, held, max(readings) - readings[0])
 
     lengths = np.full(sizes.documents, sizes.tokens // sizes.documents)
     lengths[0] += sizes.tokens - lengths.sum()
     rows = np.arange(sizes.documents)
-    rows[sizes.pool :] = -1  # states that are not kept
+    rows[sizes.pool :] = -1  # no state is kept for these documents
     pool = runner.open_pool(sizes.pool, sizes.capacity)
     every = np.arange(sizes.tokens)
 

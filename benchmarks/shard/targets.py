@@ -1,20 +1,19 @@
 """Devices to compile for: chips of a TPU slice that need not be present, or a divided CPU."""
 
+import math
 import os
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from griffin_eval.errors import ArgumentError
 
-# Shapes of slices that libtpu knows, from the smallest.
-SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-# Bytes that the compiler allows a program on a chip, by generation.
+# Shapes of slices that libtpu knows, the smallest first.
+SLICES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+# Bytes that the compiler grants a program on a chip, by generation.
 MEMORY = {"v5e": int(15.75 * 2**30), "v6e": int(31.25 * 2**30)}
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Devices to compile for: their kind, a key of `MEMORY` or ``cpu``, and their number."""
 
     kind: str
@@ -22,11 +21,6 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.count}"
-
-    @property
-    def memory(self) -> int | None:
-        """The memory of a device in bytes; None for a CPU, which has one memory for all."""
-        return MEMORY.get(self.kind)
 
 
 def parse_target(text: str) -> Target:
@@ -44,26 +38,23 @@ def parse_target(text: str) -> Target:
 def devices(target: Target) -> list[Any]:
     """Return the devices, for a TPU from the smallest slice with enough of them."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if target.kind == "cpu":  # JAX divides the CPU when it first looks for devices
+    if target.kind == "cpu":  # JAX divides it before it first looks for devices
         count = f"--xla_force_host_platform_device_count={target.count}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
         import jax
 
         there = jax.devices("cpu")
         if len(there) < target.count:
-            raise ArgumentError(
-                f"--target {target.kind}-{target.count}: JAX was started with {len(there)} devices"
-            )
+            raise ArgumentError(f"--target {target}: JAX was started with {len(there)} devices")
         return there[: target.count]
     from jax.experimental import topologies
 
-    from benchmarks.ahead_of_time import ENVIRONMENT
+    from benchmarks.scan.tpu_compiler import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    sizes = {shape: int(shape.split("x")[0]) * int(shape.split("x")[1]) for shape in SLICES}
-    shape = next(shape for shape, size in sizes.items() if size >= target.count)
+    rows, columns = next(shape for shape in SLICES if math.prod(shape) >= target.count)
     topology = topologies.get_topology_desc(
-        f"{target.kind}:{shape}", "tpu", chips_per_host_bounds=(2, 2, 1)
+        f"{target.kind}:{rows}x{columns}", "tpu", chips_per_host_bounds=(2, 2, 1)
     )
     return list(topology.devices)[: target.count]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from benchmarks.commands import AsJson, Figures
 from griffin_eval.cli.ending import run_command
 from griffin_eval.cli.options import check_figures_folder, progress_on_terminal
 from griffin_eval.errors import ArgumentError
@@ -46,11 +47,8 @@ def causal_map(
         bool,
         typer.Option("--control", help="Measure a second map with the answers of other pairs."),
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the figure, PNG and SVG.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
-    device: Annotated[str | None, typer.Option(help="Device, as PyTorch names it.")] = None,
+    output: Figures = None,
+    as_json: AsJson = False,
 ) -> None:
     """Map where checkpoints keep a fact, by layer and distance.
 
@@ -59,7 +57,7 @@ def causal_map(
     it does not. First the command checks that every model answers the question at all.
     """
     from experiments.causal_map.findings import check_answers, find
-    from experiments.causal_map.tables import print_map
+    from experiments.causal_map.tables import report_of
     from griffin_eval.model_arguments import parse_arguments
     from griffin_eval.opened import open_model
 
@@ -68,7 +66,7 @@ def causal_map(
         raise ArgumentError("--control takes the answers of other pairs: expected two or more")
     subjects = []
     for name in checkpoints:
-        arguments = {"framework": "torch", "device": device, "data_parallel_size": 1}
+        arguments = {"framework": "torch", "data_parallel_size": 1}
         model = open_model(parse_arguments(arguments | {"pretrained": name}), reads_texts=False)
         model.confirm_weights()
         if text is None:
@@ -76,22 +74,19 @@ def causal_map(
         else:
             questions = _own_question(model, text, fact, instead, question)
         subjects.append((name, model, questions))
-    answering = []
-    for name, model, questions in subjects:
-        accuracy = check_answers(name, model.runner, questions)
-        answering.append((name, model.checkpoint, questions, model.runner, accuracy))
+    accuracies = [check_answers(name, model.runner, asked) for name, model, asked in subjects]
     maps = []
-    for name, opened, questions, runner, accuracy in answering:
+    for (name, model, questions), accuracy in zip(subjects, accuracies, strict=True):
         with progress_on_terminal() as bar:
             row = bar.add_task(name, total=len(questions.pairs) * (1 + control))
             advance = functools.partial(bar.advance, row)
-            facts = find(opened, runner, questions, groups, control, advance)
+            facts = find(model.checkpoint, model.runner, questions, groups, control, advance)
         maps.append({"checkpoint": name, "accuracy": accuracy} | facts)
     if as_json:
         typer.echo(json.dumps(maps, indent=1, allow_nan=False))
     else:
         for each in maps:
-            print_map(each)
+            report_of(each).show(False)
     if output is not None:
         from experiments.causal_map.figure import draw
 
@@ -123,12 +118,10 @@ def _draw(model: "OpenModel", task: Task, count: int, length: int | None) -> "Qu
                 f"a vocabulary of {model.checkpoint.config.vocab_size}: use phonebook or passkey"
             )
         return pairs.SYMBOL_TASKS[task](count, length)
-    tokenizer, add_bos = model.tokenizer, model.add_bos
+    text = model.tokenizer, model.add_bos, count, length
     if task == "phonebook":
-        return pairs.phonebook(tokenizer, add_bos, count, length)
-    return pairs.passkeys(
-        tokenizer, add_bos, count, length, tokenizer_folder(model.checkpoint.folder)
-    )
+        return pairs.phonebook(*text)
+    return pairs.passkeys(*text, tokenizer_folder(model.checkpoint.folder))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All findings of `experiments.causal_map` on one checkpoint, as in JSON."""
+"""All findings of `experiments.causal_map` about one checkpoint, as JSON has them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.causal_map.pairs import SYMBOLS, Pair, Questions
 from experiments.causal_map.patching import (
+    ATTENTION,
     Effects,
     components,
     distances_of,
@@ -49,7 +50,11 @@ def find(
     control: bool,
     progress: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """Measure the map of a checkpoint; ``control`` adds one with the answers of other pairs."""
+    """Measure the map of a checkpoint, which ``runner`` has loaded in PyTorch.
+
+    ``groups`` patches halves of the depth, ``control`` measures a second map with the answers of
+    other pairs, and ``progress`` is called after each pair.
+    """
     config, pairs, symbols = opened.config, questions.pairs, questions.symbols
     parts = components(config, groups=groups)
     distances = distances_of(pairs) if symbols is None else [None]
@@ -61,10 +66,20 @@ def find(
     effects = patch(pairs)
     lost = lost_writes(runner, pairs, parts, effects.between)
     window = config.visible_keys if "local_attention" in config.block_types else None
-    attention = [part for part in parts if part.kinds == ("attention",)]
+    attention = [part for part in parts if part.kinds == ATTENTION]
     ages = bins(pairs, window) if attention else []
     hidden = lost_keys(runner, pairs, attention, ages, effects.between)
     shares = {side: _cells(effects, getattr(effects, side)) for side in SIDES}
+    rows, keys = [], []
+    for index, part in enumerate(parts):
+        sides = {side: cells[index] for side, cells in shares.items()}
+        not_written = _cell(effects.share(lost[:, index]))
+        row = {"component": part.label, "kind": part.kinds[0]}
+        rows.append(row | sides | {"not_written": not_written})
+    for part, cells in zip(attention, _cells(effects, hidden), strict=True):
+        bounds = ({"from": low, "to": high - 1} for low, high in ages)
+        lost_by_age = [age | {"lost": cell} for age, cell in zip(bounds, cells, strict=True)]
+        keys.append({"component": part.label, "ages": lost_by_age})
     facts = {
         "task": questions.name,
         "pairs": len(pairs),
@@ -72,23 +87,8 @@ def find(
         "window": window,
         "distances": distances if symbols is None else None,
         "symbols": None if symbols is None else list(range(1, SYMBOLS + 1)),
-        "components": [
-            {"component": part.label, "kind": part.kinds[0]}
-            | {side: shares[side][index] for side in SIDES}
-            | {"not_written": _cell(effects.share(lost[:, index]))}
-            for index, part in enumerate(parts)
-        ],
-        "keys_hidden": [
-            {
-                "component": part.label,
-                "ages": [
-                    {"from": low, "to": high - 1}
-                    | {"lost": _cell(effects.share(hidden[:, index, place]))}
-                    for place, (low, high) in enumerate(ages)
-                ],
-            }
-            for index, part in enumerate(attention)
-        ],
+        "components": rows,
+        "keys_hidden": keys,
     }
     if control:
         facts["control"] = _control(effects, patch(permuted(pairs)))
@@ -120,36 +120,23 @@ def _gates(
         return {"half_lives": [], "left_by_gates": []}
     loaded: dict[str, Any] = {"framework": "torch", "model": runner.model}
     cuts = [cut for distance in distances if (cut := pair.cut(distance)) is not None]
-    lives = [
-        half_lives.summary(layer, None)
-        for layer in half_lives.measure(opened, pair.original, **loaded)
-    ]
-    left = half_lives.left(opened, pair.original, pair.fact_end, cuts, **loaded)
-    return {
-        "half_lives": [
-            {"layer": layer["layer"], "half_life_measured": _finite(layer["half_life_measured"])}
-            for layer in lives
-        ],
-        "left_by_gates": [
-            {
-                "layer": layer,
-                "left": [
-                    {"tokens": cut - pair.fact_end} | half_lives.quantiles(channels[:, place])
-                    for place, cut in enumerate(cuts)
-                ],
-            }
-            for layer, channels in left
-        ],
-    }
+    lives, left = [], []
+    for layer in half_lives.measure(opened, pair.original, **loaded):
+        summary = half_lives.summary(layer, None)
+        life = _finite(summary["half_life_measured"])
+        lives.append({"layer": summary["layer"], "half_life_measured": life})
+    for layer, channels in half_lives.left(opened, pair.original, pair.fact_end, cuts, **loaded):
+        shares = [
+            {"tokens": cut - pair.fact_end} | half_lives.quantiles(channels[:, place])
+            for place, cut in enumerate(cuts)
+        ]
+        left.append({"layer": layer, "left": shares})
+    return {"half_lives": lives, "left_by_gates": left}
 
 
 def _cells(effects: Effects, nats: np.ndarray) -> list[list[dict[str, Any] | None]]:
     """Return the share of each component at each distance, of float64 [P, C, K] nats."""
-    _, parts, columns = nats.shape
-    return [
-        [_cell(effects.share(nats[:, part, column])) for column in range(columns)]
-        for part in range(parts)
-    ]
+    return [[_cell(effects.share(column)) for column in part.T] for part in nats.swapaxes(0, 1)]
 
 
 def _cell(estimate: Estimate | None) -> dict[str, Any] | None:

@@ -38,22 +38,15 @@ class Pair(NamedTuple):
     end: int | None = None
 
     def cut(self, distance: int | None) -> int | None:
-        """Return the number of tokens before a cut, or None if the question ends before it.
-
-        ``distance`` is the number of tokens between the fact and the cut; None for the last cut.
-        """
+        """Return the number of tokens before the cut at a distance from the fact, None for the last
+        cut; or None if the question ends before it."""
         last = len(self.original) - 1 if self.end is None else self.end
         cut = last if distance is None else self.fact_end + distance
         return cut if cut <= last else None
 
 
 class Questions(NamedTuple):
-    """The pairs of a map.
-
-    Attributes:
-        name: Name of the task or text.
-        symbols: Index of the requested symbol of each pair, for selective copying only.
-    """
+    """The pairs of a task or text; in selective copying each asks for the symbol of an index."""
 
     name: str
     pairs: list[Pair]
@@ -80,10 +73,7 @@ def phonebook(
 def passkeys(
     tokenizer: Tokenizer, add_bos: bool, count: int, length: int | None, folder: Path
 ) -> Questions:
-    """Draw prompts of ``length`` tokens with a number near the beginning.
-
-    ``folder`` holds the tokenizer; ``add_bos`` says whether documents begin with BOS.
-    """
+    """Draw prompts of ``length`` tokens of a folder's tokenizer, with a number near the start."""
     length = length or 1024
     rows = passkey.dataset([length], [10], count, seed=SEED, tokenizer=str(folder))["test"]
     prompts, answers = list(rows["prompt"]), list(rows["answer"])
@@ -157,13 +147,9 @@ def _changed_symbol(
 def own_pair(
     tokenizer: Tokenizer, add_bos: bool, text: str, fact: str, instead: str, question: str
 ) -> Pair:
-    """Return a pair of a user's text, with one of its facts replaced.
+    """Make a pair of a user's text that has a fact once, and of the text with another one instead.
 
-    Args:
-        add_bos: Whether documents begin with BOS.
-        fact: Words that occur once in the text, and are the answer.
-        instead: Words of the changed document, and the answer there.
-        question: Words after the text.
+    The question follows the text; the two facts are the answers.
 
     Raises:
         ArgumentError: The text does not have the fact exactly once, or the two differ in their

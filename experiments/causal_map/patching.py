@@ -24,36 +24,26 @@ from griffin_eval.intervals import Estimate, ratio
 from griffin_eval.runners.protocol import Runner
 
 DISTANCES = (0, 1, *(4**power for power in range(1, 10)))  # tokens between fact and cut
-KINDS = {
-    "RG-LRU": ("h",),
-    "conv": ("conv",),
-    "attention": ("k", "v"),
-}  # leaves of the state by kind
-RECURRENT = ("RG-LRU", "conv")
+KINDS = {"RG-LRU": ("h",), "conv": ("conv",), "attention": ("k", "v")}  # leaves of the state
+RECURRENT, ATTENTION = ("RG-LRU", "conv"), ("attention",)
+State = dict[str, np.ndarray]  # tensors of a `griffin_eval.states.saved_state.SavedState`
 
 
 class Component(NamedTuple):
-    """A part of the state that is patched.
+    """A part of the state that is patched: keys of `KINDS` in layers, counted from 0.
 
-    Attributes:
-        label: Name in tables and figures.
-        layers: Indices of layers, from 0.
-        kinds: Keys of `KINDS`; layers without them are not patched.
+    A layer that lacks a kind is left as it is.
     """
 
     label: str
     layers: tuple[int, ...]
     kinds: tuple[str, ...]
 
-    def patch(self, to: dict[str, np.ndarray], of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the tensors ``to`` of a `griffin_eval.states.saved_state.SavedState`, with those
-        of this component taken from ``of``."""
+    def patch(self, to: State, of: State) -> State:
+        """Return a state with this component from another one."""
         leaves = [leaf for kind in self.kinds for leaf in KINDS[kind]]
-        return {name: (of if self._holds(name, leaves) else to)[name] for name in to}
-
-    def _holds(self, name: str, leaves: list[str]) -> bool:
-        _, layer, leaf = name.split(".")
-        return leaf in leaves and int(layer) in self.layers
+        moved = {f"layers.{layer}.{leaf}" for layer in self.layers for leaf in leaves}
+        return {name: (of if name in moved else to)[name] for name in to}
 
 
 class Effects(NamedTuple):
@@ -92,9 +82,9 @@ class Effects(NamedTuple):
         return self._replace(sufficient=spread(self.sufficient), necessary=spread(self.necessary))
 
     def share(self, nats: np.ndarray) -> Estimate | None:
-        """Return the share of D with its interval over the answered pairs, or None without any.
+        """Return the share of D that float64 [P] nats are, NaN where a pair has none.
 
-        ``nats`` is float64 [P], NaN for pairs without a value.
+        The interval is over the answered pairs; the result is None without any.
         """
         used = np.flatnonzero(self.answered & ~np.isnan(nats))
         if not len(used):
@@ -103,22 +93,16 @@ class Effects(NamedTuple):
 
 
 def components(config: GriffinConfig, *, groups: bool = False) -> list[Component]:
-    """Return the parts of a model's state, from the bottom: a component for each layer and kind,
-    then all recurrent states, and all keys and values of attention.
-
-    ``groups`` returns the lower and upper half of the depth instead of layers.
-    """
+    """Return the parts of a model's state, from the bottom: a component for each layer and kind, or
+    for the lower and the upper half of the depth, then all recurrent states and all attention."""
     depth, blocks = config.num_layers, config.block_types
-
-    def of(kinds: tuple[str, ...]) -> list[int]:
-        return [i for i, block in enumerate(blocks) if (block == "recurrent") == ("conv" in kinds)]
-
-    named = {"recurrent": RECURRENT, "attention": ("attention",)}
-    together = [
-        Component(f"all {name}", tuple(layers), kinds)
-        for name, kinds in named.items()
-        if (layers := of(kinds))
-    ]
+    together = []
+    for name, kinds in (("recurrent", RECURRENT), ("attention", ATTENTION)):
+        layers = [
+            i for i, block in enumerate(blocks) if (block == "recurrent") == ("conv" in kinds)
+        ]
+        if layers:
+            together.append(Component(f"all {name}", tuple(layers), kinds))
     if groups:
         halves = {"lower": range(depth // 2), "upper": range(depth // 2, depth)}
         return [
@@ -130,7 +114,7 @@ def components(config: GriffinConfig, *, groups: bool = False) -> list[Component
     single = [
         Component(f"{layer} {kind}", (layer,), (kind,))
         for layer, block in enumerate(blocks)
-        for kind in (RECURRENT if block == "recurrent" else ("attention",))
+        for kind in (RECURRENT if block == "recurrent" else ATTENTION)
     ]
     return single + together
 
@@ -156,31 +140,31 @@ def measure(
     distances: Sequence[int | None],
     progress: Callable[[], Any] = lambda: None,
 ) -> Effects:
-    """Patch the states of pairs with components at distances of `Pair.cut`."""
+    """Patch components of the states of pairs at distances of `Pair.cut`.
+
+    ``progress`` is called after each pair.
+
+    Raises:
+        BadInput: The log-probabilities are not finite.
+    """
     shape = len(pairs), len(parts), len(distances)
-    found = Effects(
+    effects = Effects(
         *(np.empty(len(pairs)) for _ in range(2)), *(np.full(shape, np.nan) for _ in range(2))
     )
-    capacity = runner.padded_tokens(
-        max(len(pair.original) + len(pair.original_answer) for pair in pairs)
-    )
-    rows = 2 * (len(parts) + 1)
-    fit = runner.free_memory() // 4 // max(runner.state_bytes(capacity), 1)
-    reader = _Reader(runner, capacity, max(min(rows, fit), 2))
+    longest = max(len(pair.original) + len(pair.original_answer) for pair in pairs)
+    reader = _Reader(runner, runner.padded_tokens(longest), 2 * (len(parts) + 1))
     for index, pair in enumerate(pairs):
-        for place, original, changed in reader.states(pair, distances):
-            cut = pair.cut(distances[place])
-            assert cut is not None
+        for place, cut, original, changed in reader.states(pair, distances):
             patched = [original, changed]
             for part in parts:
                 patched += [part.patch(original, changed), part.patch(changed, original)]
             preferences = reader.preferences(pair, cut, patched)
             check_finite(runner, preferences)
-            found.original[index], found.changed[index] = preferences[:2]
-            found.sufficient[index, :, place] = preferences[2::2] - preferences[0]
-            found.necessary[index, :, place] = preferences[1] - preferences[3::2]
+            effects.original[index], effects.changed[index] = preferences[:2]
+            effects.sufficient[index, :, place] = preferences[2::2] - preferences[0]
+            effects.necessary[index, :, place] = preferences[1] - preferences[3::2]
         progress()
-    return found
+    return effects
 
 
 def check_finite(runner: Runner, values: np.ndarray) -> None:
@@ -201,43 +185,38 @@ class _Reader:
     """Reader of documents into two rows of a pool, and of patched states into all rows."""
 
     def __init__(self, runner: Runner, capacity: int, rows: int):
-        self._runner = runner
-        self._capacity = capacity
-        self._rows = rows
-        self._pool = runner.open_pool(rows, capacity)
+        fit = runner.free_memory() // 4 // max(runner.state_bytes(capacity), 1)
+        self._runner, self._capacity, self._rows = runner, capacity, max(min(rows, fit), 2)
+        self._pool = runner.open_pool(self._rows, capacity)
         self._softmax = softmax_dtype(runner)
 
     def states(
         self, pair: Pair, distances: Sequence[int | None]
-    ) -> Iterator[tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]]:
-        """Yield the index of every distance of the pair, and both documents' states at its cut."""
-        before: list[dict[str, np.ndarray]] | None = None
-        done = 0
-        both = np.stack([pair.original, pair.changed])
+    ) -> Iterator[tuple[int, int, State, State]]:
+        """Yield the index of every distance of the pair, its cut, and both documents' states."""
+        before: list[State] = []
+        done, both = 0, np.stack([pair.original, pair.changed])
         for place, distance in enumerate(distances):
             cut = pair.cut(distance)
             if cut is None:
                 continue
-            if cut > done or before is None:
-                if before is not None:
-                    self._write(before, done)
-                self._read(both[:, done:cut], started=before is not None)
-                before, done = [self._state(row, cut) for row in range(2)], cut
-            original, changed = before
-            yield place, original, changed
+            if cut > done or not before:
+                self._write(before, done)
+                self._read(both[:, done:cut], started=bool(before))
+                before = [self._runner.state_tensors(self._pool, row, cut) for row in range(2)]
+                done = cut
+            yield place, cut, before[0], before[1]
 
-    def preferences(
-        self, pair: Pair, cut: int, states: Sequence[dict[str, np.ndarray]]
-    ) -> np.ndarray:
+    def preferences(self, pair: Pair, cut: int, states: Sequence[State]) -> np.ndarray:
         """Return L, float64 [S], after each state has read on to the question."""
-        found = []
+        parts = []
         for first in range(0, len(states), self._rows):
             some = states[first : first + self._rows]
             self._write(some, cut)
             rest = np.tile(pair.original[cut:], (len(some), 1))
             hidden, width = self._read(rest, started=True)
-            found.append(self._preferences(hidden, width, len(some), pair))
-        return np.concatenate(found)
+            parts.append(self._preferences(hidden, width, len(some), pair))
+        return np.concatenate(parts)
 
     def _preferences(self, hidden: Any, width: int, rows: int, pair: Pair) -> np.ndarray:
         """Return L of each row, from the hidden vectors of its last ``width`` tokens."""
@@ -246,15 +225,11 @@ class _Reader:
         firsts, of_row = np.tile(answers[:, 0], rows), np.repeat(np.arange(rows), 2)
         logprobs = self._score(hidden, last, firsts, of_row).reshape(rows, 2)
         if answers.shape[1] > 1:
-            # Both answers continue the row of their question, which is not changed.
-            read, several = answers[:, :-1], 2 * rows
-            tokens = np.tile(read, (rows, 1))
+            # Both answers go on from the row of their question, which neither changes.
+            tokens, kept = np.tile(answers[:, :-1], (rows, 1)), np.full(2 * rows, -1)
+            lengths = np.full(2 * rows, tokens.shape[1])
             hidden, self._pool = self._runner.read(
-                self._pool,
-                tokens.ravel(),
-                np.full(several, read.shape[1]),
-                of_row,
-                np.full(several, -1),
+                self._pool, tokens.ravel(), lengths, of_row, kept
             )
             everywhere = np.arange(tokens.size)
             targets = np.tile(answers[:, 1:], (rows, 1)).ravel()
@@ -270,8 +245,8 @@ class _Reader:
     def _read(self, tokens: np.ndarray, *, started: bool) -> tuple[Any, int]:
         """Read int [R, T] tokens into the first R rows of the pool, a step at a time.
 
-        ``started`` says whether the rows hold states to continue. Return the hidden vectors of the
-        last step, and its number of tokens per row.
+        Returns:
+            Hidden vectors of the last step, and its number of tokens a row.
         """
         rows, total = tokens.shape
         step = max(1, self._runner.step_tokens // rows)
@@ -286,9 +261,6 @@ class _Reader:
             started = True
         return hidden, width
 
-    def _state(self, row: int, read: int) -> dict[str, np.ndarray]:
-        return self._runner.state_tensors(self._pool, row, read)
-
-    def _write(self, states: Sequence[dict[str, np.ndarray]], read: int) -> None:
+    def _write(self, states: Sequence[State], read: int) -> None:
         for row, tensors in enumerate(states):
             self._pool = self._runner.write_state(self._pool, row, tensors, read, self._capacity)

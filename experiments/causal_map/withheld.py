@@ -12,13 +12,13 @@ the documents cannot be told apart, which is exact if every layer withholds ever
 the fact itself are read as usual, except that an RG-LRU keeps its state.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from experiments.causal_map.pairs import Pair
-from experiments.causal_map.patching import Component, check_finite, softmax_dtype
+from experiments.causal_map.patching import ATTENTION, KINDS, Component, check_finite, softmax_dtype
 from experiments.causal_map.withheld_torch import Reading, Withheld, reader
 from griffin_eval.runners.protocol import Runner
 
@@ -34,12 +34,9 @@ class _Loss(NamedTuple):
 
 
 def bins(pairs: Sequence[Pair], visible_keys: int | None) -> list[tuple[int, int]]:
-    """Return half-open ranges of ages, up to the window or the longest document.
-
-    ``visible_keys`` counts a local attention query's own key; None for all keys.
-    """
-    most = max(len(pair.original) + len(pair.original_answer) - 1 for pair in pairs)
-    most = most if visible_keys is None else min(most, visible_keys)
+    """Return half-open ranges of ages, up to the window of visible keys or the longest document."""
+    longest = max(len(pair.original) + len(pair.original_answer) - 1 for pair in pairs)
+    most = longest if visible_keys is None else min(longest, visible_keys)
     firsts = [age for age in AGES if age < most]
     return list(zip(firsts, [*firsts[1:], most], strict=True))
 
@@ -47,8 +44,10 @@ def bins(pairs: Sequence[Pair], visible_keys: int | None) -> list[tuple[int, int
 def lost_writes(
     runner: Runner, pairs: Sequence[Pair], parts: Sequence[Component], between: np.ndarray
 ) -> np.ndarray:
-    """Return the nats of D (``between``) lost if a component does not write the fact, float64
-    [P, C]."""
+    """Return the nats of D, float64 [P, C], lost where a component does not write the fact.
+
+    The runner is in PyTorch, on one device; ``between`` is D, float64 [P].
+    """
     return _lost(runner, pairs, [_Loss(part, None) for part in parts], between)
 
 
@@ -59,10 +58,7 @@ def lost_keys(
     ages: Sequence[tuple[int, int]],
     between: np.ndarray,
 ) -> np.ndarray:
-    """Return the nats of D (``between``) lost if keys of some ages are hidden, float64 [P, C, K].
-
-    ``parts`` are components of attention, ``ages`` ranges of `bins`.
-    """
+    """Return the nats of D, float64 [P, C, K], lost where attention's keys of `bins` are hidden."""
     losses = [_Loss(part, range_) for part in parts for range_ in ages]
     return _lost(runner, pairs, losses, between).reshape(len(pairs), len(parts), len(ages))
 
@@ -119,25 +115,17 @@ def _withheld(losses: Sequence[_Loss], pair: Pair, layers: int) -> Withheld:
     differing = np.flatnonzero(pair.original != pair.changed)
     first = int(differing[0]) if len(differing) else pair.fact_end - 1
     everything = len(pair.original) + len(pair.original_answer)
-
-    def where(kind: str, aged: bool) -> np.ndarray:
-        rows = np.zeros((len(losses), layers), bool)
-        for row, (part, ages) in enumerate(losses):
-            if kind in part.kinds and (aged or ages is None):
-                rows[row, list(part.layers)] = True
-        return rows.repeat(4, 0)
-
-    def numbers(written: int, aged: Callable[[tuple[int, int]], int]) -> np.ndarray:
-        each = [written if ages is None else aged(ages) for _, ages in losses]
-        return np.array(each, np.int32).repeat(4, 0)
-
-    ages = [numbers(1, lambda a: a[0]), numbers(everything, lambda a: a[1])]
+    masks = {kind: np.zeros((len(losses), layers), bool) for kind in KINDS}
+    for row, (part, ages) in enumerate(losses):
+        for kind in part.kinds if ages is None else ATTENTION:
+            masks[kind][row, list(part.layers)] = True
+    numbers = [
+        (first, pair.fact_end, pair.fact_end, 1, everything)
+        if ages is None
+        else (0, everything, 0, *ages)
+        for _, ages in losses
+    ]
+    columns = np.array(numbers, np.int32).repeat(4, 0)
     return Withheld(
-        where("RG-LRU", False),
-        where("conv", False),
-        where("attention", True),
-        numbers(first, lambda _: 0),
-        numbers(pair.fact_end, lambda _: everything),
-        numbers(pair.fact_end, lambda _: 0),
-        np.stack(ages, 1),
+        *(mask.repeat(4, 0) for mask in masks.values()), *columns[:, :3].T, columns[:, 3:]
     )

@@ -39,7 +39,7 @@ Given = dict[str, Withheld]  # losses of the current step, under "now"
 
 
 def reader(runner: Any) -> Reading:
-    """Return a function that reads documents from their beginning; the runner is not changed."""
+    """Return a function that reads documents from their beginning by a `TorchRunner`'s model."""
     model = twin_of(runner.model)
     device = model.model.embed_tokens.weight.device
     given: Given = {}

@@ -1,14 +1,14 @@
 """The command ``python -m experiments.paper_speed``."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.filesize import decimal
 
-from benchmarks.commands import AsJson, Rounds, measuring, tell
+from benchmarks.commands import AsJson, Figures, Rounds, measuring
+from benchmarks.report import Report
 from experiments.paper_speed.models import SMALL, TINY, make_models
 from griffin_eval.arguments import parse_size, positive_integers
 from griffin_eval.cli.ending import run_command
@@ -31,9 +31,6 @@ Device = Annotated[str, typer.Option(help="Device, as the frameworks name it.")]
 Tiny = Annotated[
     bool, typer.Option("--tiny", help="Measure models of width 64 on short texts, for a try.")
 ]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Folder for figures, PNG and SVG.")
-]
 
 app = typer.Typer(
     help="Measure the paper's claims on speed with Griffin, Hawk and an MQA Transformer.",
@@ -49,7 +46,7 @@ def latency(
     rounds: Rounds = 3,
     device: Device = "cpu",
     tiny: Tiny = False,
-    output: Output = None,
+    output: Figures = None,
     as_json: AsJson = False,
 ) -> None:
     """Time to sample tokens after a prompt (section 5.1).
@@ -58,24 +55,21 @@ def latency(
     largest batch for which every model fits into --memory. The table compares them with the byte
     model of appendix F.
     """
-    from experiments.paper_speed import decoding
+    from experiments.paper_speed import decoding, sampling
     from experiments.paper_speed.byte_model import largest_batches
-    from experiments.paper_speed.latency import contexts_to_measure, results
 
     prompts, sampled, batches = ([0], TINY_LENGTHS, [1]) if tiny else (PROMPTS, SAMPLED, BATCHES)
     models = make_models(TINY if tiny else SMALL)
-    largest = largest_batches(
-        models, prompts[-1] + sampled[-1], parse_size(TINY_MEMORY if tiny else memory, "--memory")
-    )
+    budget = parse_size(TINY_MEMORY if tiny else memory, "--memory")
+    largest = largest_batches(models, prompts[-1] + sampled[-1], budget)
     batches = sorted({*batches, min(largest.values())})
-    contexts = contexts_to_measure(models, prompts, sampled)
-    points = [(batch, context) for batch in batches for context in contexts]
+    contexts = sampling.latency_contexts(models, prompts, sampled)
+    points = dict.fromkeys(models, [(batch, n) for batch in batches for n in contexts])
     check_figures_folder(output)
     with measuring():
-        measured = decoding.measure(
-            models, _chosen(frameworks), dict.fromkeys(models, points), rounds, device, tell
-        )
-    _report("latency", results(measured, prompts, sampled, batches), output, as_json)
+        measured = decoding.measure(models, _chosen(frameworks), points, rounds, device)
+    findings = sampling.latency_results(measured, prompts, sampled, batches)
+    _report("latency", "time to sample", "latencies", findings, output, as_json)
 
 
 @app.command()
@@ -85,20 +79,21 @@ def throughput(
     rounds: Rounds = 3,
     device: Device = "cpu",
     tiny: Tiny = False,
-    output: Output = None,
+    output: Figures = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokens per second with the largest batch that fits into memory (section 5.2)."""
-    from experiments.paper_speed import decoding
-    from experiments.paper_speed.throughput import points_to_measure, results
+    from experiments.paper_speed import decoding, sampling
 
     models, lengths = make_models(TINY if tiny else SMALL), TINY_LENGTHS if tiny else LENGTHS
     budget = parse_size(TINY_MEMORY if tiny else memory, "--memory")
-    wanted = points_to_measure(models, lengths, budget)
+    points = sampling.throughput_points(models, lengths, budget)
     check_figures_folder(output)
     with measuring():
-        measured = decoding.measure(models, _chosen(frameworks), wanted, rounds, device, tell)
-    _report("throughput", results(measured, budget, lengths), output, as_json)
+        measured = decoding.measure(models, _chosen(frameworks), points, rounds, device)
+    findings = sampling.throughput_results(measured, budget, lengths)
+    title = f"largest batch in {decimal(budget)}"
+    _report("throughput", title, "throughputs", findings, output, as_json)
 
 
 @app.command()
@@ -110,7 +105,7 @@ def training(
     rounds: Rounds = 3,
     device: Device = "cpu",
     tiny: Tiny = False,
-    output: Output = None,
+    output: Figures = None,
     as_json: AsJson = False,
 ) -> None:
     """Time of a training step in JAX (section 4.3).
@@ -130,8 +125,9 @@ def training(
     models = {width: make_models(size._replace(width=width)) for width in chosen}
     check_figures_folder(output)
     with measuring():
-        findings = steps.measure(models, times, tokens, rounds, device, tell)
-    _report("training", findings, output, as_json)
+        findings = steps.measure(models, times, tokens, rounds, device)
+    title = f"training step of {tokens:,} tokens in JAX"
+    _report("training", title, "steps", findings, output, as_json)
 
 
 def _chosen(frameworks: str) -> list[str]:
@@ -139,21 +135,38 @@ def _chosen(frameworks: str) -> list[str]:
     return [choose_framework(name) for name in names]
 
 
-def _report(kind: str, findings: dict[str, Any], output: Path | None, as_json: bool) -> None:
-    """Print findings with the paper's claims, as tables or JSON, and draw the command's figures."""
-    from experiments.paper_speed import claims, tables
+def _report(
+    kind: str, title: str, rows: str, findings: dict[str, Any], output: Path | None, as_json: bool
+) -> None:
+    """Print the findings of a command, with the table of ``rows`` and claims; draw figures."""
+    from experiments.paper_speed import claims
 
-    judge: Callable[[dict[str, Any]], list[claims.Claim]] = claims.JUDGES[kind]
-    findings["claims"] = [claim._asdict() for claim in judge(findings)]
+    findings["claims"] = [claim._asdict() for claim in claims.JUDGES[kind](findings)]
     if as_json:
         typer.echo(json.dumps(findings, indent=1))
     else:
-        tables.PRINTERS[kind](Console(width=max(Console().width, tables.WIDTH)), findings)
+        table_of(title, rows, findings).show(False)
     if output is not None:
         from experiments.paper_speed import figures
 
         for path in figures.PAINTERS[kind](findings, output):
             typer.echo(str(path), err=as_json)
+
+
+def table_of(title: str, rows: str, findings: dict[str, Any]) -> Report:
+    """Return the table of the rows, with rates, bounds and claims below."""
+    where = f"{findings['dtype']} on {findings['device']}, {findings['threads']} threads"
+    headed = [{key.replace("_", " "): cell for key, cell in row.items()} for row in findings[rows]]
+    report = Report({f"{title}, {where}; medians of the rounds and their range": headed})
+    if "rates" in findings:
+        bandwidth, flops = (rate / 1e9 for rate in findings["rates"].values())
+        report.notes.append(f"byte model: {bandwidth:.0f} GB/s, or {flops:.0f} GFLOP/s (F)")
+    for name, batch in findings.get("compute_bound_from_batch", {}).items():
+        bound = "never" if batch is None else f"from {batch} rows on"
+        report.notes.append(f"{name}: products bound a step {bound}")
+    for claim in findings["claims"]:
+        report.notes.append("claim {name}, {says}: {holds}; {found}".format(**claim))
+    return report
 
 
 if __name__ == "__main__":

@@ -9,30 +9,24 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.timing import Job
+from benchmarks.commands import tell
+from benchmarks.timing import Job, interleave
 from experiments.paper_speed.byte_model import Rates, filled
 from experiments.paper_speed.models import ITEMSIZE
 from griffin_eval.analysis.cache_sizes import parameter_bytes
 from griffin_eval.config import GriffinConfig
 
-WORKER = "experiments.paper_speed.decoding_worker"
-PEER = "transformers"  # measured beside Griffin only, since it has no Hawk and no Transformer
+PEER = "transformers"  # It has no Hawk and no Transformer, so it is measured beside Griffin only.
 PRODUCT_ROWS = 2048  # rows of the matrix products that give the best rate
 
 
 class Point(NamedTuple):
-    """A decoding step to measure.
-
-    Attributes:
-        framework: torch, jax or transformers.
-        model: Name in `experiments.paper_speed.models.PATTERNS`.
-        batch: Number of rows.
-        context: Number of tokens of each row before the step, from `byte_model.filled`.
-    """
+    """A decoding step to measure: its rows, and the tokens of each row before it (`filled`)."""
 
     framework: str
     model: str
@@ -84,65 +78,57 @@ def measure(
     wanted: Mapping[str, Iterable[tuple[int, int]]],
     rounds: int,
     device: str,
-    say: Callable[[str], Any],
 ) -> Measured:
-    """Time every step in every framework in turn, in each round.
+    """Time every step of the wanted batches and contexts in every framework in turn.
 
-    Args:
-        frameworks: torch, jax or both; transformers is measured beside torch on the CPU.
+    transformers is measured beside torch on the CPU.
     """
-    contexts = {
-        name: sorted({(batch, filled(models[name], context)) for batch, context in points})
-        for name, points in wanted.items()
-    }
-    longest = max(context for points in wanted.values() for _, context in points)
     runners = [(framework, name) for framework in frameworks for name in models]
     if "torch" in frameworks and device == "cpu":
         runners.append((PEER, "griffin"))
+    longest = max(context for points in wanted.values() for _, context in points)
+    nbytes = parameter_bytes(models["mqa"], ITEMSIZE)
     with ExitStack() as stack:
-        jobs: dict[tuple[str, str], Job] = {}
+        jobs = {}
         for framework, name in runners:
-            say(f"loading: {framework}, {name}")
-            jobs[framework, name] = job = stack.enter_context(
-                start(WORKER, models[name], device, framework)
-            )
+            tell(f"loading: {framework}, {name}")
+            job = start("decoding_worker", models[name], device, framework)
+            jobs[framework, name] = stack.enter_context(job)
             job.ask("load")
-        ours = {pair: job for pair, job in jobs.items() if pair[0] != PEER}
-        seconds: dict[Point, list[float]] = {}
-        rates: list[Rates] = []
-        for number in range(1, rounds + 1):
-            rates.append(_best_rates([ours[name, "mqa"] for name in frameworks], models["mqa"]))
-            for batch, context in sorted(set().union(*contexts.values())):
-                say(f"round {number} of {rounds}: batch {batch}, {context} tokens")
-                for (framework, name), job in jobs.items():
-                    if (batch, context) in contexts[name]:
-                        point = Point(framework, name, batch, context)
-                        taken = job.ask("steps", batch=batch, context=context)
-                        seconds.setdefault(point, []).append(taken)
-        state_bytes = {pair: job.ask("state_bytes", context=longest) for pair, job in ours.items()}
-    return Measured(
-        models,
-        {point: np.array(taken) for point, taken in seconds.items()},
-        Rates(*np.median(rates, 0).tolist()),
-        state_bytes,
-        longest,
-        device,
-    )
+        mqa = [jobs[framework, "mqa"] for framework in frameworks]
+        measurements: dict[Any, Callable[[], float]] = {
+            "reading": partial(_best_rate, mqa, "reading", nbytes=nbytes),
+            "products": partial(_best_rate, mqa, "products", tokens=PRODUCT_ROWS),
+        }
+        points = [
+            Point(*runner, batch, filled(models[runner[1]], context))
+            for runner in runners
+            for batch, context in wanted[runner[1]]
+        ]
+        for point in sorted(points, key=lambda point: (point.batch, point.context)):
+            sizes = {"batch": point.batch, "context": point.context}
+            measurements[point] = partial(jobs[point[:2]].ask, "steps", **sizes)
+        seconds = interleave(rounds, measurements, tell)
+        rates = Rates(*(float(np.median(seconds.pop(kind))) for kind in ("reading", "products")))
+        state_bytes = {
+            pair: job.ask("state_bytes", context=longest)
+            for pair, job in jobs.items()
+            if pair[0] != PEER
+        }
+    steps = {point: np.array(taken) for point, taken in seconds.items()}
+    return Measured(models, steps, rates, state_bytes, longest, device)
 
 
 def start(worker: str, config: GriffinConfig, device: str, *arguments: str) -> Job:
     """Start a worker process for a model; accelerators are hidden if the device is the CPU."""
     environment = {"JAX_PLATFORMS": "cpu"} if device == "cpu" else None
-    return Job(worker, json.dumps(config.__dict__), device, *arguments, environment=environment)
+    fields = json.dumps(config.__dict__)
+    module = f"experiments.paper_speed.{worker}"
+    return Job(module, fields, device, *arguments, environment=environment)
 
 
-def _best_rates(jobs: Sequence[Job], config: GriffinConfig) -> Rates:
-    nbytes = parameter_bytes(config, ITEMSIZE)
-    reading = [job.ask("reading", nbytes=nbytes) for job in jobs]
-    products = [job.ask("products", tokens=PRODUCT_ROWS) for job in jobs]
-    return Rates(
-        *(max(rate for job in kind for rate in job.values()) for kind in (reading, products))
-    )
+def _best_rate(jobs: Sequence[Job], kind: str, **sizes: int) -> float:
+    return max(rate for job in jobs for rate in job.ask(kind, **sizes).values())
 
 
 def machine(device: str) -> dict[str, Any]:

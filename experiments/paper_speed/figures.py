@@ -2,28 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from experiments import MODEL_NAMES
 from griffin_eval.drawing import BLACK, BLUE, GREEN, VERMILION, panels, save
 
 Row = Mapping[str, Any]
-Dashes = Literal["-", "--", "-."]
-STYLES: dict[str, tuple[str, Dashes]] = {
-    "griffin": (BLUE, "-"),
-    "hawk": (VERMILION, "--"),
-    "mqa": (GREEN, "-."),
-}
-MARKERS = {"torch": "o", "jax": "s", "transformers": "^"}
-FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "transformers": "transformers"}
-ASIDE = {"torch": 0.96, "jax": 1.04}  # factors of x that keep marks apart
-SPREAD = ("fastest", "slowest")
+STYLES: dict[str, Any] = {"griffin": (BLUE, "-"), "hawk": (VERMILION, "--"), "mqa": (GREEN, "-.")}
+FRAMEWORKS = {"torch": ("PyTorch", "o"), "jax": ("JAX", "s"), "transformers": ("transformers", "^")}
+ASIDE = {"torch": 0.96, "jax": 1.04}  # factors of x, so that marks do not cover each other
 PANEL, HEIGHT = 4.6, 4.8  # inches, with the legend below
 
 
@@ -33,7 +26,7 @@ def draw_latency(findings: Mapping[str, Any], folder: Path) -> list[Path]:
     prompts, batches = (list(dict.fromkeys(row[k] for row in rows)) for k in ("prompt", "batch"))
     paths = []
     for batch in batches:
-        figure, drawn = _panels(len(prompts), share_y=True)
+        figure, drawn = _panels(len(prompts))
         for axes, prompt in zip(drawn, prompts, strict=True):
             chosen = [row for row in rows if (row["batch"], row["prompt"]) == (batch, prompt)]
             _series(axes, chosen, "sampled", "seconds", "modelled_seconds")
@@ -48,7 +41,7 @@ def draw_latency(findings: Mapping[str, Any], folder: Path) -> list[Path]:
 def draw_throughput(findings: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw tokens per second over the number of sampled tokens (figure 1(b) of the paper)."""
     rows = findings["throughputs"]
-    figure, (speeds, batches) = _panels(2)
+    figure, (speeds, batches) = _panels(2, share_y=False)
     _series(speeds, rows, "sampled", "tokens_per_second", "modelled_tokens_per_second")
     _series(batches, rows, "sampled", None, "batch")
     speeds.set(xlabel="tokens sampled", ylabel="tokens per second")
@@ -61,17 +54,16 @@ def draw_throughput(findings: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def draw_training(findings: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw the time of a step over the Transformer's at the shortest length (figure 3)."""
-    rows = [row | {"framework": "jax"} for row in findings["steps"]]
+    rows = []
+    for row in findings["steps"]:
+        scale = row["over_mqa_at_shortest"] / np.median(row["seconds"])
+        over = {"framework": "jax", "over": scale * np.array(row["seconds"])}
+        rows.append(row | over)
     widths = list(dict.fromkeys(row["width"] for row in rows))
-    figure, drawn = _panels(len(widths), share_y=True)
+    figure, drawn = _panels(len(widths))
     for axes, width in zip(drawn, widths, strict=True):
-        chosen = [
-            row
-            | {kind: row["over_mqa_at_shortest"] * row[kind] / row["seconds"] for kind in SPREAD}
-            for row in rows
-            if row["width"] == width
-        ]
-        _series(axes, chosen, "length", "over_mqa_at_shortest", "modelled_over_mqa_at_shortest")
+        chosen = [row for row in rows if row["width"] == width]
+        _series(axes, chosen, "length", "over", "modelled_over_mqa_at_shortest")
         axes.axhline(1, color=BLACK, linewidth=0.8)
         axes.set(xlabel="tokens of a sequence", title=f"width {width}", ylim=(0, None))
     shortest = min(row["length"] for row in rows)
@@ -84,16 +76,17 @@ def draw_training(findings: Mapping[str, Any], folder: Path) -> list[Path]:
 PAINTERS = {"latency": draw_latency, "throughput": draw_throughput, "training": draw_training}
 
 
-def _panels(count: int, share_y: bool = False) -> tuple[Figure, Sequence[Axes]]:
-    figure, drawn = panels(count, PANEL * max(count, 1.4), share_y=share_y)
-    figure.set_figheight(HEIGHT)
-    return figure, drawn
+def _panels(count: int, share_y: bool = True) -> tuple[Figure, Sequence[Axes]]:
+    return panels(count, PANEL * max(count, 1.4), height=HEIGHT, share_y=share_y)
 
 
 def _series(axes: Axes, rows: Sequence[Row], x: str, y: str | None, modelled: str) -> None:
     """Draw points of each framework with their range, and the model as lines.
 
-    ``x``, ``y`` and ``modelled`` are keys of the rows; without ``y`` only lines are drawn.
+    Args:
+        axes: Panel.
+        rows: Rows of results.
+        x, y, modelled: Keys of the rows; without ``y``, a list of rounds, there are lines only.
     """
     ticks = sorted({row[x] for row in rows})
     aside = ASIDE if len({row["framework"] for row in rows}) > 1 else {}
@@ -101,16 +94,16 @@ def _series(axes: Axes, rows: Sequence[Row], x: str, y: str | None, modelled: st
         of_model = [row for row in rows if row["model"] == name]
         line = sorted({row[x]: row[modelled] for row in of_model}.items())
         axes.plot(*zip(*line, strict=True), dashes, color=color, linewidth=1.2)
-        for framework, marker in MARKERS.items():
+        for framework, (_, marker) in FRAMEWORKS.items():
             chosen = [row for row in of_model if row["framework"] == framework]
             if not chosen or y is None:
                 continue
-            values = np.array([row[y] for row in chosen])
-            ranges = np.abs(np.array([[row[kind] for row in chosen] for kind in SPREAD]) - values)
+            rounds = np.array([row[y] for row in chosen])
+            values = np.median(rounds, 1)
             axes.errorbar(
                 [row[x] * aside.get(framework, 1) for row in chosen],
                 values,
-                ranges,
+                np.abs([rounds.min(1) - values, rounds.max(1) - values]),
                 fmt=marker,
                 color=color,
                 markersize=5,
@@ -126,7 +119,7 @@ def _logarithmic(axes: Axes) -> None:
     """Give axes a logarithmic vertical axis with plain numbers."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
@@ -144,17 +137,10 @@ def _label(
         for name, (color, dashes) in STYLES.items()
     ]
     frameworks = {row["framework"] for row in rows}
-    handles += [
-        Line2D(
-            [],
-            [],
-            color=BLACK,
-            linestyle="",
-            marker=marker,
-            markerfacecolor="white" if name == "jax" else BLACK,
-            label=f"{FRAMEWORKS[name]}, measured",
-        )
-        for name, marker in MARKERS.items()
-        if name in frameworks
-    ]
+    for name, (label, marker) in FRAMEWORKS.items():
+        if name in frameworks:
+            face = "white" if name == "jax" else BLACK
+            line = Line2D([], [], color=BLACK, linestyle="", marker=marker, markerfacecolor=face)
+            line.set_label(f"{label}, measured")
+            handles.append(line)
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside lower center", ncols=3)

@@ -1,12 +1,14 @@
 """The three models that sections 4.3 and 5 of the paper compare, in one size."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
+from benchmarks.model.run import make_config
 from griffin_eval.config import GRIFFIN, HAWK, MQA, GriffinConfig
 
 PATTERNS = {"griffin": GRIFFIN, "hawk": HAWK, "mqa": MQA}
-RECURRENT = ("griffin", "hawk")  # models compared with the Transformer
-DTYPE, ITEMSIZE = "float32", 4  # dtype of weights and activations in every measurement
+RECURRENT = ("griffin", "hawk")  # compared with the Transformer
+DTYPE, ITEMSIZE = "float32", 4  # weights and activations in every measurement
 
 
 class Size(NamedTuple):
@@ -25,18 +27,6 @@ TINY = Size(layers=3, width=64, head_dim=32, vocab_size=256, visible_keys=32)  #
 
 def make_models(size: Size) -> dict[str, GriffinConfig]:
     """Return Griffin, Hawk and the MQA Transformer of a size, with RecurrentGemma's conventions."""
-    heads = size.width // size.head_dim
-    return {
-        name: GriffinConfig(
-            vocab_size=size.vocab_size,
-            width=size.width,
-            mlp_width=3 * size.width,
-            num_heads=heads,
-            num_layers=size.layers,
-            lru_width=size.width,
-            gate_blocks=heads,
-            visible_keys=size.visible_keys,
-            block_pattern=pattern,
-        )
-        for name, pattern in PATTERNS.items()
-    }
+    sizes = {name: value for name, value in size._asdict().items() if name != "head_dim"}
+    config = make_config(heads=size.width // size.head_dim, **sizes)
+    return {name: replace(config, block_pattern=pattern) for name, pattern in PATTERNS.items()}

@@ -29,7 +29,7 @@ LEARNING_RATE = 1e-4
 
 
 class Worker:
-    """A model that answers the requests of a `Job`; ``config`` is a `GriffinConfig` as JSON."""
+    """A model, of a `GriffinConfig` as JSON, that answers the requests of a `Job`."""
 
     def __init__(self, config: str, device: str):
         self._config, self._device = GriffinConfig(**json.loads(config)), device
@@ -98,6 +98,5 @@ class Worker:
 
 
 if __name__ == "__main__":
-    use_one_heap()  # `griffin-eval train` calls it too
-    worker = Worker(*sys.argv[1:])
-    serve({name: getattr(worker, name) for name in ("load", "train", "prefill", "products")})
+    use_one_heap()  # `griffin-eval train` does the same
+    serve(Worker(*sys.argv[1:]))

@@ -122,27 +122,20 @@ def _scores(run: Run) -> list[EvalResult]:
         if point.quantity not in QUANTITIES or not isinstance(point.value, float):
             continue
         x = f"{point.x:g}" if isinstance(point.x, float) else point.x
-        metric = point.quantity if x is None else f"{point.quantity}@{x}"
+        # ``--metadata`` of the task, without the arguments of the model and additions.
+        metadata = run.metadata[point.task].items()
+        arguments = {k: v for k, v in metadata if k not in run.arguments and k not in ADDED}
         scores.append(
             EvalResult(
                 task_type="text-generation",
                 dataset_type=point.task,
                 dataset_name=point.task,
-                dataset_args=_given(run, point.task),
-                metric_type=metric,
+                dataset_args=arguments,
+                metric_type=point.quantity if x is None else f"{point.quantity}@{x}",
                 metric_value=point.value,
             )
         )
     return scores
-
-
-def _given(run: Run, task: str) -> dict[str, Any]:
-    """Return the ``--metadata`` of a task, without the arguments of the model and additions."""
-    return {
-        key: value
-        for key, value in run.metadata[task].items()
-        if key not in run.arguments and key not in ADDED
-    }
 
 
 if __name__ == "__main__":

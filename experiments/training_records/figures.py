@@ -28,7 +28,8 @@ from griffin_eval.training.figures import STYLES
 
 Records = Sequence[dict[str, Any]]
 
-# A record's name is the folder of its run: model, seed or window, and the change if any.
+LINE: dict[str, Any] = {"linewidth": LINE_WIDTH, "markersize": MARKER_SIZE}
+# The name of a record is the folder of its run: model, seed or window, and the change if any.
 SEEDS = re.compile(r"copy/(griffin|hawk|mqa)-\d+")
 CHANGED = {
     "rate": "one rate for all",
@@ -76,29 +77,16 @@ def draw_copying(records: Records, folder: Path) -> Path:
         median = sorted(runs, key=lambda run: run["last"]["step"])[(len(runs) - 1) // 2]
         count = "one seed" if len(runs) == 1 else f"{len(runs)} seeds, median dark"
         for run in runs:
-            left.plot(
-                run["curves"]["step"],
-                run["curves"]["accuracy"],
-                dashes,
-                color=color,
-                linewidth=LINE_WIDTH,
-                alpha=1 if run is median else 0.35,
-                label=f"{MODEL_NAMES[model]} ({count})" if run is median else None,
-            )
+            alpha, label = (1, f"{MODEL_NAMES[model]} ({count})") if run is median else (0.35, None)
+            x, y = run["curves"]["step"], run["curves"]["accuracy"]
+            left.plot(x, y, dashes, color=color, linewidth=LINE_WIDTH, alpha=alpha, label=label)
         if model == "mqa" or "out_of_view" not in median["curves"]:
             continue
+        style = LINE | {"color": color, "markevery": 0.1}
         for name, marker in (("in_view", ""), ("out_of_view", "o")):
-            right.plot(
-                median["curves"]["step"],
-                median["curves"][name],
-                dashes,
-                marker=marker,
-                markersize=MARKER_SIZE,
-                markevery=0.1,
-                linewidth=LINE_WIDTH,
-                color=color,
-                label=f"{MODEL_NAMES[model]}, {name.replace('_', ' ')}",
-            )
+            x, y = median["curves"]["step"], median["curves"][name]
+            label = f"{MODEL_NAMES[model]}, {name.replace('_', ' ')}"
+            right.plot(x, y, dashes, marker=marker, label=label, **style)
     for axes in (left, right):
         axes.axhline(CHANCE, color=GRAY, linewidth=1, linestyle=":", label="chance")
         axes.set_xlabel("training step")
@@ -117,14 +105,12 @@ def draw_changes(unchanged: dict[str, dict[str, Any]], changed: Records, folder:
     last = max(run["last"]["step"] for run in changed)
     for panel, model in zip(axes, models, strict=True):
         for run in [unchanged[model], *_of_model(changed, model)]:
-            match = CHANGES.fullmatch(run["name"])
-            curves = run["curves"]
+            match, curves = CHANGES.fullmatch(run["name"]), run["curves"]
             count = sum(step <= last for step in curves["step"])
             index = list(CHANGED).index(match[2]) if match else len(CHANGED)
+            label = CHANGED[match[2]] if match else "unchanged"
             x, y = curves["step"][:count], curves["accuracy"][:count]
-            draw_line(
-                panel, x, y, index, CHANGED[match[2]] if match else "unchanged", markers=False
-            )
+            draw_line(panel, x, y, index, label, markers=False)
         panel.set_title(MODEL_NAMES[model], fontsize=TITLE_SIZE)
         panel.set_xlabel("training step")
         panel.set_ylim(-0.02, 1.02)
@@ -141,21 +127,12 @@ def draw_windows(records: Records, folder: Path) -> Path:
     for model in ("griffin", "local_mqa"):
         runs = _of_model(records, model)
         runs.sort(key=lambda run: run["settings"]["recipe"]["window"])
+        sizes = [run["settings"]["recipe"]["window"] for run in runs]
         above = [bits(run, reference) for run in runs]
+        bars = [[e.value - e.low for e in above], [e.high - e.value for e in above]]
         color, dashes = STYLES[model]
-        axes.errorbar(
-            [run["settings"]["recipe"]["window"] for run in runs],
-            [estimate.value for estimate in above],
-            [
-                [estimate.value - estimate.low for estimate in above],
-                [estimate.high - estimate.value for estimate in above],
-            ],
-            fmt=f"o{dashes}",
-            color=color,
-            linewidth=LINE_WIDTH,
-            markersize=MARKER_SIZE,
-            label=MODEL_NAMES[model],
-        )
+        style = LINE | {"fmt": f"o{dashes}", "color": color, "label": MODEL_NAMES[model]}
+        axes.errorbar(sizes, [e.value for e in above], bars, **style)
     axes.axhline(0, color=STYLES["mqa"][0], linewidth=1, label=MODEL_NAMES["mqa"])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
@@ -175,15 +152,10 @@ def draw_sizes(records: Records, folder: Path) -> Path:
             continue
         color, dashes = STYLES[model]
         slope = f", exponent {exponent(runs):.3f}" if len(runs) > 1 else ""
-        axes.plot(
-            [training_flops(run) for run in runs],
-            [run["last"]["test_loss"] / math.log(2) for run in runs],
-            f"o{dashes}",
-            color=color,
-            linewidth=LINE_WIDTH,
-            markersize=MARKER_SIZE,
-            label=MODEL_NAMES[model] + slope,
-        )
+        flops = [training_flops(run) for run in runs]
+        losses = [run["last"]["test_loss"] / math.log(2) for run in runs]
+        label = MODEL_NAMES[model] + slope
+        axes.plot(flops, losses, f"o{dashes}", color=color, label=label, **LINE)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("FLOPs of training")

@@ -21,7 +21,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def record(order: TrainOptions) -> dict[str, Any]:
     """Return the record of a run.
 
-    It holds ``name``, the run's folder with its parent; ``command``, which repeats the run;
+    It has ``name``, the run's folder with its parent; ``command`` that repeats the run;
     ``settings`` as in its ``run.json``, with ``from`` shortened like ``name``; ``until``, the
     accuracy that ends the run; ``curves``, lists with an element for each test; and ``last``, the
     last line of metrics.

@@ -17,8 +17,8 @@ SIZES = re.compile(r"scale/(griffin|hawk|mqa)-(\d+)-\d+")  # model, width and le
 
 
 def bits(record: dict[str, Any], reference: dict[str, Any] | None = None) -> Estimate:
-    """Return the bits per byte on the held-out texts, with an interval over their parts; those of a
-    ``reference`` run on the same parts are subtracted."""
+    """Return the bits a byte on the held-out texts, with an interval over their parts; those of a
+    reference on the same parts are subtracted."""
     values = np.array(record["last"]["by_row"])
     if reference is not None:
         values = values - np.array(reference["last"]["by_row"])
