@@ -290,6 +290,15 @@ def test_a_file_called_as_a_table_that_ships(tmp_path, monkeypatch):
             read_names(name)
 
 
+def test_a_factor_is_a_number(tmp_path):
+    tensors, table = foreign_model(stacked=False)
+    row = f'canonical = "{NORM}"\n'
+    assert row in table
+    tensors["last/norm"] = 4 * tensors["last/norm"]
+    scaled = table.replace(row, row + 'op = "scale by"\nfactor = 0.25\n')
+    is_the_model(read(tmp_path, tensors, scaled))
+
+
 def test_what_tensors_cannot_say_is_in_the_config(tmp_path):
     tensors, table = foreign_model(stacked=False)
     config = "[config]\nvisible_keys = 7\nrope_base = 500\nlogits_soft_cap = 1.0\n"
