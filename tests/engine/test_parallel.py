@@ -291,6 +291,18 @@ def same_answers(found, expected):
                 assert mine[1] == theirs[1]
 
 
+@pytest.mark.slow
+def test_processes_read_chunks_as_one(checkpoint, tmp_path):
+    more, launcher = ",chunk_tokens=200,chunk_question_lines=4", [*TORCHRUN, "2", "-m", "lm_eval"]
+    one, two = (
+        evaluate(command, checkpoint, tmp_path / name, more=more)
+        for name, command in (("one", [str(BIN / "lm_eval")]), ("two", launched(launcher)))
+    )
+    assert one[0]["config"]["model_chunk_tokens"] == 200
+    assert two[1].keys() == one[1].keys()
+    same_answers(two[1], one[1])
+
+
 @pytest.fixture(scope="module")
 def alone(checkpoint, tmp_path_factory):
     return evaluate([str(BIN / "lm_eval")], checkpoint, tmp_path_factory.mktemp("alone"))
@@ -310,6 +322,12 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
+def launched(launcher):
+    """Return a launcher's command, with a port of its own."""
+    program, *arguments = (free_port() if word == "PORT" else word for word in launcher)
+    return [str(BIN / program), *arguments]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "processes", "sharing"),
@@ -317,13 +335,9 @@ def free_port() -> str:
     ids=str,
 )
 def test_processes_answer_as_one(launcher, processes, sharing, alone, checkpoint, tmp_path):
-    launcher = [free_port() if word == "PORT" else word for word in launcher]
-    launcher[0] = str(BIN / launcher[0])
     one, expected, _ = alone
-    more = f",tensor_parallel_size={sharing}"
-    two, found, log = evaluate(
-        [*launcher, "-m", "lm_eval"], checkpoint, tmp_path / "two", more=more
-    )
+    command, more = launched([*launcher, "-m", "lm_eval"]), f",tensor_parallel_size={sharing}"
+    two, found, log = evaluate(command, checkpoint, tmp_path / "two", more=more)
     assert found.keys() == expected.keys()  # uneven: three documents and two
     same_answers(found, expected)
     for task, metrics in one["results"].items():
@@ -391,6 +405,29 @@ def split_answers(checkpoint, framework, sizes, processes=1):
     if any(process.returncode for process in started):
         raise AssertionError("\n".join(error for _, error in said))  # all of it
     return json.loads(said[0][0].splitlines()[-1])
+
+
+CHUNKS = """
+import json, sys
+from lm_eval.api.instance import Instance
+from griffin_eval.lm.model import GriffinLM
+
+text = "The unary minus operator yields the negation of its numeric argument.\\n" * 9
+requests = [Instance("generate_until", {}, (text[i:], {"max_gen_toks": 5}), i) for i in range(6)]
+for replicas in (1, 2):
+    lm = GriffinLM(sys.argv[1], "jax", data_parallel_size=replicas, chunk_tokens=40)
+    print(json.dumps(lm.generate_until(requests)))
+"""
+
+
+@pytest.mark.slow
+def test_devices_of_jax_read_chunks_as_one(checkpoint):
+    command = [sys.executable, "-c", CHUNKS, str(checkpoint)]
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    one, two = map(json.loads, done.stdout.splitlines()[-2:])
+    assert one == two and all(one)
 
 
 GROUPED = """
