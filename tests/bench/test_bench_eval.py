@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.evaluation.lm_eval_runs import Run
 from benchmarks.evaluation.plan import prompt_work, scoring_work
+from benchmarks.evaluation.tokens import BY_RULE
 from benchmarks.model_flops import logit_flops, reading_flops
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.tree import MOST_REPEATED, REPEATED, Scorable
@@ -110,6 +111,17 @@ def test_an_evaluation_is_timed_beside_hf_and_the_roofline(checkpoint):
     assert [row["implementation"] for row in documents] == ["griffin torch"] * 2 + [names[2]] * 2
     assert all(row["MB at most"][0] >= row["MB before"][0] for row in documents)
     assert found["notes"][-1] == "all answers agree with those of hf"
+
+
+@pytest.mark.slow
+def test_tokens_that_others_read_again(checkpoint):
+    tasks = "griffin_pydoc_choice,griffin_phonebook"
+    done = benchmark("evaluation.tokens", checkpoint, "--tasks", tasks, "--limit", 1, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((choice, generated),) = json.loads(done.stdout)["tables"].values()
+    assert 1 <= choice["griffin"] < 1.1 < choice["hf"]
+    assert choice[BY_RULE] == pytest.approx(choice["hf"], rel=0.3)  # hf pads
+    assert BY_RULE not in generated and generated["hf"] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.slow
