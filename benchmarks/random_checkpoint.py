@@ -9,41 +9,28 @@ from griffin_eval.config import GriffinConfig
 from griffin_eval.layout import ParamSpec, param_specs
 
 VOCABULARY = 1024
+SMALL = GriffinConfig(
+    vocab_size=VOCABULARY,
+    width=128,
+    mlp_width=3 * 128,
+    num_heads=4,
+    num_layers=5,
+    lru_width=128,
+    gate_blocks=4,
+    visible_keys=128,
+)
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Write a RecurrentGemma of transformers' class and a byte-level BPE tokenizer, both seeded."""
+    """Write a small RecurrentGemma in transformers' format with a byte-level BPE tokenizer."""
     from pydoc_data.topics import topics
 
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import (
-        PreTrainedTokenizerFast,
-        RecurrentGemmaConfig,
-        RecurrentGemmaForCausalLM,
-    )
-    from transformers.utils.logging import disable_progress_bar
+    from transformers import PreTrainedTokenizerFast
 
-    disable_progress_bar()
-    torch.manual_seed(0)
-    config = RecurrentGemmaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=6 * 128,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        num_hidden_layers=5,
-        attention_window_size=128,
-    )
-    model = RecurrentGemmaForCausalLM(config)
-    with torch.no_grad():  # initialisation leaves most branches near zero, which hides errors
-        for name, p in model.named_parameters():
-            scale = 0.1 if "norm" in name or name.endswith("bias") else p.shape[-1] ** -0.5
-            if name.endswith("recurrent_param"):
-                p.normal_(-4.0, 0.5)
-            else:
-                p.normal_(0.0, scale)
-    model.save_pretrained(folder)
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    write_weights(SMALL, folder, **ids)
+    (folder / "generation_config.json").write_text(json.dumps(ids))
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -62,8 +49,9 @@ def write_checkpoint(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=bpe, **special).save_pretrained(folder)
 
 
-def write_weights(config: GriffinConfig, folder: Path) -> None:
-    """Write a folder that transformers reads, with seeded weights that make every part matter."""
+def write_weights(config: GriffinConfig, folder: Path, **ids: int) -> None:
+    """Write a folder that transformers reads, with seeded weights that make every part of the model
+    affect its logits; its config has these ids of tokens."""
     from safetensors.numpy import save_file
 
     from griffin_eval.converters.configs.huggingface import to_huggingface
@@ -71,7 +59,7 @@ def write_weights(config: GriffinConfig, folder: Path) -> None:
     rng = np.random.default_rng(0)
     weights = {name: _draw(spec, rng) for name, spec in param_specs(config).items()}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    raw = to_huggingface(config) | {"dtype": "float32", "pad_token_id": None}
+    raw = to_huggingface(config) | {"dtype": "float32", "pad_token_id": None} | ids
     (folder / "config.json").write_text(json.dumps(raw))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+import parity_reference
 import pytest
 from fixtures_engine import small_runner
 from hypothesis import given
@@ -61,30 +62,22 @@ def ids(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def reference(transformers_model, ids):
-    """Per recurrent layer, log a_t [T, L] as transformers computes it on the text."""
-    import torch
+def reference(equations, ids):
+    """Per recurrent layer, log a_t [T, L] of the text by the equations in numpy."""
+    seen, log_decay = [], parity_reference.log_decay
 
-    seen = {}
+    def recorded(*arguments):
+        seen.append(log_decay(*arguments))
+        return seen[-1]
 
-    def recorded(layer, scan):
-        def call(hidden_states, recurrent_gate, reset, recurrent_states):
-            seen[layer] = recurrent_gate[0].double().log().numpy()
-            return scan(hidden_states, recurrent_gate, reset, recurrent_states)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        for i, block in enumerate(transformers_model.model.layers):
-            if hasattr(block.temporal_block, "rg_lru"):
-                rg_lru = block.temporal_block.rg_lru
-                patch.setattr(rg_lru, "_rnn_scan", recorded(i, rg_lru._rnn_scan))
-        transformers_model(torch.from_numpy(ids[None]).long(), use_cache=False)
-    return seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parity_reference, "log_decay", recorded)
+        equations(ids)
+    return dict(zip((0, 1, 3, 4), np.reshape(seen, (4, len(ids), -1)), strict=True))
 
 
 @pytest.mark.parametrize("framework", ["torch", ci("jax")])
-def test_measured_half_lives_equal_transformers(framework, checkpoint, ids, reference):
+def test_measured_half_lives_equal_the_equations(framework, checkpoint, ids, reference):
     assert len(ids) % CHUNK > 0 < len(ids) // CHUNK
     read = []
     layers = measure(

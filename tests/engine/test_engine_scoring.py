@@ -25,9 +25,9 @@ FRAMEWORKS = ("torch", "jax")
 torch_quickly = pytest.mark.parametrize("framework", fast(["torch"], FRAMEWORKS))
 
 
-# tests/lm/test_lm.py compares log-likelihoods in JAX with transformers.
+# tests/lm/test_lm.py compares log-likelihoods in JAX with the equations.
 @pytest.mark.parametrize("runner", fast(["torch"], FRAMEWORKS), indirect=True)
-def test_equals_one_pass_of_transformers(runner, random_tokens, reference_logprobs, record_parity):
+def test_equals_one_pass_of_the_equations(runner, random_tokens, reference_logprobs, record_parity):
     shapes = [(2, 1), (5, 4), (40, 39), (128, 1), (129, 128), (300, 250), (700, 1)]
     sequences = [Scorable(random_tokens(length), start) for length, start in shapes]
     # A fork inside the longest, within and past the window of 128.
@@ -36,7 +36,7 @@ def test_equals_one_pass_of_transformers(runner, random_tokens, reference_logpro
     for sequence, result in zip(sequences, found, strict=True):
         logprobs, greedy = reference_logprobs(sequence.tokens)
         error = np.abs(result.logprobs - logprobs[sequence.start - 1 :]).max()
-        pair, quantity = f"{runner.framework} - transformers", "log-probability of a token"
+        pair, quantity = f"{runner.framework} - equations", "log-probability of a token"
         record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
         assert (result.greedy == greedy[sequence.start - 1 :]).all()
 

@@ -242,7 +242,7 @@ def test_rolling_is_one_pass_with_one_bos(lm, reference_logprobs, record_parity)
     for document, total in zip(documents, found, strict=True):
         ids = [lm.tokenizer.bos_token_id, *lm.tokenizer.encode(document)]
         error = relative(total, reference_logprobs(ids)[0].sum())
-        pair = f"{lm.runner.framework} - transformers"
+        pair = f"{lm.runner.framework} - equations"
         quantity = "rolling log-likelihood"
         record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
 

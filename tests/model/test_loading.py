@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 from programs import griffin_eval
 from slow import ci, slow
 
+from benchmarks.random_checkpoint import SMALL, write_weights
+from griffin_eval.api import convert
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.layout import parameter_count
@@ -75,26 +78,18 @@ print(max(seen) - before, held)
 """
 
 
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A transformers model saved in every dtype, whole and in shards."""
-    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
-
-    torch.manual_seed(0)
-    config = RecurrentGemmaConfig(
-        vocab_size=200,
-        hidden_size=64,
-        intermediate_size=6 * 64,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        num_hidden_layers=4,
-        attention_window_size=16,
-    )
+    """A model in every dtype, whole and in shards."""
     folder = tmp_path_factory.mktemp("saved")
-    for dtype in ("float32", "bfloat16", "float16"):
-        model = RecurrentGemmaForCausalLM(config).to(getattr(torch, dtype))
+    write_weights(replace(SMALL, vocab_size=200, num_layers=4), folder)
+    for dtype in DTYPES:
         for shard in ("5GB", "200KB"):
-            model.save_pretrained(folder / f"{dtype}-{shard}", max_shard_size=shard)
+            out, dtypes = folder / f"{dtype}-{shard}", f"{dtype},recurrent_param={dtype}"
+            convert(folder, out, to="hf", dtype=dtypes, max_shard_size=shard)
         assert list((folder / f"{dtype}-200KB").glob("*.index.json"))
     return folder
 
@@ -111,14 +106,14 @@ def saved(tmp_path_factory):
 def test_both_twins_hold_what_the_file_holds(saved, shard, stored, asked):
     import jax.numpy as jnp
     from flax import nnx
-    from transformers import RecurrentGemmaForCausalLM
+    from safetensors.torch import load_file
 
     from griffin_eval.model_jax import loading as jax_loading
     from griffin_eval.model_torch import loading as torch_loading
 
     folder = saved / f"{stored}-{shard}"
-    truth = RecurrentGemmaForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
-    truth.pop("lm_head.weight")
+    files = [load_file(file) for file in folder.glob("*.safetensors")]
+    truth = {name: tensor for file in files for name, tensor in file.items()}
     torch_model = torch_loading.load(
         Checkpoint(folder), asked and getattr(torch, asked)
     ).state_dict()
@@ -161,22 +156,22 @@ def test_what_overflows_in_the_dtype_of_the_model_is_said(framework, tmp_path, c
 def large(tmp_path_factory):
     """About 240 MB in float32, its embedding 80 MB."""
     from safetensors.torch import save_file
-    from transformers import RecurrentGemmaConfig
 
-    from griffin_eval.converters.configs.huggingface import to_griffin_config
+    from griffin_eval.converters.configs.huggingface import to_huggingface
     from griffin_eval.layout import param_specs
 
-    raw = RecurrentGemmaConfig(
+    config = GriffinConfig(
         vocab_size=40_000,
-        hidden_size=512,
-        intermediate_size=6 * 512,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        num_hidden_layers=12,
+        width=512,
+        mlp_width=3 * 512,
+        num_heads=4,
+        num_layers=12,
+        lru_width=512,
+        gate_blocks=4,
+        visible_keys=2048,
     )
     folder = tmp_path_factory.mktemp("large")
-    raw.save_pretrained(folder)
-    config: GriffinConfig = to_griffin_config(raw.to_dict(), source="here")
+    (folder / "config.json").write_text(json.dumps(to_huggingface(config)))
     weights = {name: torch.rand(spec.shape) for name, spec in param_specs(config).items()}
     save_file(weights, folder / "model.safetensors")
     return folder, 4 * parameter_count(config), 4 * 40_000 * 512

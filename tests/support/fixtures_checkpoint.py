@@ -1,38 +1,39 @@
 """Checkpoints and models that several test files share, made once per test process."""
 
 import numpy as np
+import parity_reference
 import pytest
 
 from benchmarks.random_checkpoint import VOCABULARY, write_checkpoint
+from griffin_eval.converters.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """A RecurrentGemma folder written by transformers: width and window 128, tokenizer included."""
+    """A RecurrentGemma folder as transformers writes it: width and window 128, with a tokenizer."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def transformers_model(checkpoint):
-    from transformers import RecurrentGemmaForCausalLM
-
-    return RecurrentGemmaForCausalLM.from_pretrained(checkpoint).eval()
+def equations(checkpoint):
+    """Logits float64 [T, V] of tokens [T], by the equations in numpy (`parity_reference`)."""
+    opened = Checkpoint(checkpoint)
+    weights = {name: opened.numpy(name) for name in opened.dtypes}
+    return lambda tokens: parity_reference.reference_logits(
+        opened.config, weights, np.asarray(tokens)
+    )
 
 
 @pytest.fixture(scope="session")
-def reference_logprobs(transformers_model):
-    """log p(token | all before it) of every token but the first, by one pass of transformers."""
-    import torch
+def reference_logprobs(equations):
+    """log p(token | all before it) of every token but the first, by the equations in numpy."""
 
     def logprobs(tokens) -> tuple[np.ndarray, np.ndarray]:
-        ids = torch.tensor([list(tokens)])
-        with torch.no_grad():
-            logits = transformers_model(ids, use_cache=False).logits[0, :-1].double()
-        target = ids[0, 1:, None]
-        found = logits.log_softmax(-1).gather(1, target)[:, 0]
-        return found.numpy(), (logits.argmax(-1) == target[:, 0]).numpy()
+        logits, targets = equations(tokens)[:-1], np.asarray(tokens)[1:]
+        found = logits[np.arange(len(targets)), targets] - np.logaddexp.reduce(logits, -1)
+        return found, logits.argmax(-1) == targets
 
     return logprobs
 

@@ -77,8 +77,8 @@ TOLERANCES: dict[tuple[str, str], float] = {
         (f"{framework} {pair}", quantity): tolerance
         for framework in ("torch", "jax")
         for (pair, quantity), tolerance in {
-            ("- transformers", "log-probability of a token"): 3e-5,  # absolute
-            ("- transformers", "rolling log-likelihood"): 1e-6,
+            ("- equations", "log-probability of a token"): 3e-5,  # absolute
+            ("- equations", "rolling log-likelihood"): 1e-6,
             ("- lm-eval hf", "log-likelihood"): 1e-6,
             ("bfloat16 - float32", "log-likelihood"): 2e-2,
             ("float16 - float32", "log-likelihood"): 3e-3,

@@ -103,7 +103,7 @@ def rg_lru(
     out = []
     for t, x_t in enumerate(x):
         r_t, i_t = gate("recurrent", x_t), gate("input", x_t)
-        log_a = -constant * np.logaddexp(0, p["recurrent_param"]) * r_t
+        log_a = log_decay(p, r_t, constant)
         h = np.zeros(x.shape[1]) if t == cut else h
         if t == 0:
             h = i_t * x_t
@@ -111,6 +111,11 @@ def rg_lru(
             h = np.exp(log_a) * h + np.sqrt(-np.expm1(2 * log_a)) * (i_t * x_t)
         out.append(h)
     return np.stack(out)
+
+
+def log_decay(p: dict[str, np.ndarray], r_t: np.ndarray, constant: float) -> np.ndarray:
+    """Return log a_t ``[L]``, by the recurrence gate."""
+    return -constant * np.logaddexp(0, p["recurrent_param"]) * r_t
 
 
 def _attention(config, p, x, block_type, cut):

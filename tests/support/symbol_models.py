@@ -8,7 +8,9 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from benchmarks.random_checkpoint import write_weights
 from griffin_eval._plugin import TASKS
+from griffin_eval.config import GriffinConfig
 from griffin_eval.tasks.symbols.sequences import VOCABULARY, write_symbol_tokenizer
 
 
@@ -52,26 +54,17 @@ def points(results, task: str) -> dict:
 
 
 def write_symbol_checkpoint(folder: Path, window: int = 16) -> None:
-    """A RecurrentGemma of transformers with a vocabulary of 16 and the tokenizer for it."""
-    import torch
-    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
-
-    torch.manual_seed(0)
-    config = RecurrentGemmaConfig(
+    """Write a random model in transformers' format with a vocabulary of 16, and its tokenizer."""
+    config = GriffinConfig(
         vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=6 * 32,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_hidden_layers=3,
-        attention_window_size=window,
+        width=32,
+        mlp_width=3 * 32,
+        num_heads=2,
+        num_layers=3,
+        lru_width=32,
+        gate_blocks=2,
+        visible_keys=window,
     )
-    model = RecurrentGemmaForCausalLM(config)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name.endswith("recurrent_param"):
-                p.normal_(-4.0, 0.5)
-            else:
-                p.normal_(0.0, 0.1 if "norm" in name or p.ndim == 1 else p.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
+    folder.mkdir(exist_ok=True)
+    write_weights(config, folder)
     write_symbol_tokenizer(folder)
