@@ -22,7 +22,7 @@ class Spread(NamedTuple):
     """How much the difference of two models varies from item to item.
 
     Attributes:
-        task, metric: What the spread is of; empty where it was given as numbers.
+        task, metric: Names of both; empty where the spread was given as numbers.
         items: Number of items that it was measured on, or that are planned.
         clusters: Number of their clusters.
         deviation: Standard error of the mean difference, times the root of the clusters.
@@ -105,7 +105,7 @@ class Plan(NamedTuple):
     """A row of the table.
 
     Attributes:
-        task, metric: What it is about; empty without an earlier run.
+        task, metric: Names of both; empty without an earlier run.
         items, clusters: Planned items and their clusters.
         smallest: Smallest difference that they can show.
         needed: Number of items that can show the wanted difference, or None.

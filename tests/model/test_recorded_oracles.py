@@ -5,7 +5,7 @@ import pytest
 from parity import relative_error
 from recorded_oracles import ask_library, questions, recorded
 
-TOLERANCE = 2e-5  # of the largest value: rounding of float32 in another order
+TOLERANCE = 2e-5  # share of the largest value: rounding of float32 in another order
 LIBRARIES = ("transformers", "deepmind-jax", "deepmind-torch")
 
 
