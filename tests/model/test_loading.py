@@ -132,7 +132,7 @@ def test_both_twins_hold_what_the_file_holds(saved, shard, stored, asked):
         )
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_what_overflows_in_the_dtype_of_the_model_is_said(framework, tmp_path, caplog):
     from parity import MODELS, weights
     from safetensors.numpy import save_file

@@ -96,7 +96,7 @@ def logits(model, framework, ids):
     return np.concatenate([first, last], 1)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch", slow("jax")])
 @pytest.mark.parametrize("kind", ["nf4, double", slow("int8"), slow("fp4"), MLX], ids=str)
 def test_numbers_are_those_of_the_dequantised_checkpoint(written, kind, framework):
     checkpoint = Checkpoint(written(kind))

@@ -18,13 +18,16 @@ CHUNKS = (1, 3, 12)
 SPLIT = {
     name: MODELS[name]
     for name in ("recurrent last", "one visible key", "mqa", "wide convolution", "paper griffin")
-    + ("every field changed", "attention first")
+    + ("every field changed", "attention first", "complex gates")
 }
 CONTRACT = settings(max_examples=examples(5))
 each_twin = pytest.mark.parametrize("ours", TWINS)
 
 
-def twins_and_models(models, in_jax=("attention first",), in_torch=("recurrent last", "mqa")):
+IN_TORCH = ("recurrent last", "mqa", "complex gates")
+
+
+def twins_and_models(models, in_jax=("attention first",), in_torch=IN_TORCH):
     """Return each twin with each model; JAX compiles every step, so fewer in `make test`."""
     chosen = [("torch", model) for model in in_torch] + [("jax", model) for model in in_jax]
     pairs = list(itertools.product(TWINS, models))
@@ -35,7 +38,7 @@ def twins_and_models(models, in_jax=("attention first",), in_torch=("recurrent l
 
 
 each_model = twins_and_models(SPLIT)
-few_models = twins_and_models(["recurrent last", "mqa", "attention first"])
+few_models = twins_and_models([*IN_TORCH, "attention first"])
 
 
 @st.composite
@@ -139,7 +142,7 @@ def test_packed_documents_equal_documents_alone(ours, model, split, starts, reco
 
 
 # Of one query, of a length that divides nothing, and longer than any chunk.
-TILES = dict(zip(SPLIT, (5, 1, 5, 16, 5, 5, 5), strict=True))
+TILES = dict(zip(SPLIT, (5, 1, 5, 16, 5, 5, 5, 5), strict=True))
 
 
 @each_model
@@ -252,7 +255,7 @@ def test_rows_are_taken_out_as_they_were_put_in(ours, model, record_parity):
     compare(record_parity, f"{ours} single - whole", "hidden", again[::-1], hidden[:, 0])
 
 
-@twins_and_models(["recurrent last", "mqa"], in_jax=["mqa"])
+@twins_and_models(["recurrent last", "mqa"], in_jax=["mqa"], in_torch=["recurrent last", "mqa"])
 def test_a_decoded_row_that_outgrows_global_attention_is_nan(ours, model):
     subject = twin(ours, SPLIT[model])
     ids, state = tokens(subject.config, 2, 6), subject.start_decoding(2, 4)

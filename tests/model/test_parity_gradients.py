@@ -13,6 +13,7 @@ from slow import slow
 
 PATTERNS = [
     "attention first",
+    slow("complex gates"),
     slow("paper griffin"),
     slow("global attention among others"),
     slow("every field changed"),

@@ -38,6 +38,7 @@ FAST = (
     "grouped queries",
     "mqa",
     "global attention among others",
+    "complex gates",
 )
 # JAX compiles every model, and DeepMind's in JAX: few of them in `make test`.
 FAST_IN_JAX = ("attention first", "mqa", "grouped queries")

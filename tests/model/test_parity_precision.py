@@ -13,6 +13,7 @@ from parity_twins import TWINS, leaves, to_numpy, twin
 from slow import slow
 
 from griffin_eval.kernels.linear import cpu_torch
+from griffin_eval.layout import param_specs
 from griffin_eval.model_jax import layers as jax_layers
 from griffin_eval.model_jax import layouts as jax_layouts
 from griffin_eval.model_torch import layers as torch_layers
@@ -34,6 +35,7 @@ def rounded(values, *, keep="recurrent_param"):
     [
         ("torch", "attention last"),
         ("torch", "paper griffin"),
+        ("torch", "complex gates"),
         ("jax", "attention first"),
         slow("jax", "attention last"),
         slow("jax", "paper griffin"),
@@ -62,6 +64,11 @@ def test_a_bfloat16_model_keeps_lambda_and_the_recurrent_state_in_float32(ours):
     recurrent = model.model.model.layers[1].temporal_block.rg_lru
     assert str(recurrent.recurrent_param.dtype).endswith("float32")
     assert str(recurrent.input_gate_weight.dtype).endswith("bfloat16")
+
+
+def test_the_parameters_of_the_recurrence_are_kept_in_float32():
+    for name, spec in param_specs(MODELS["complex gates"]).items():
+        assert spec.keep_float32 == name.endswith(("recurrent_param", "imaginary_param")), name
 
 
 def first_layer(ours, config, values):

@@ -189,6 +189,9 @@ REFERENCE_ONLY = {
     "a quarter rotated": replace(BASE, rope_fraction=0.25),
     "one tap": replace(BASE, conv_width=1),
     "wide convolution": replace(PAPER, conv_width=7),
+    "complex gates": replace(
+        PAPER, complex_gates=True, block_pattern=HAWK, num_layers=2, gate_blocks=12
+    ),
 }
 MODELS = RECURRENTGEMMA | PAPER_DIALECT | TRANSFORMERS_ONLY | REFERENCE_ONLY
 

@@ -91,7 +91,8 @@ def _conv(p, x, cut):
 def rg_lru(
     p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0, constant: float = 8
 ) -> np.ndarray:
-    """Every h_t ``[T, L]`` of the RG-LRU over one document ``[T, L]`` (section 2.4)."""
+    """Every h_t ``[T, L]`` of the RG-LRU over one document ``[T, L]`` (section 2.4), or of the
+    CG-LRU (appendix B), whose channels are real parts and then imaginary ones."""
 
     def gate(name, x_t):
         w = p[f"{name}_gate_weight"]
@@ -99,17 +100,19 @@ def rg_lru(
         blocks = x_t.reshape(len(w), -1)
         return _sigmoid(np.stack([v @ m + c for v, m, c in zip(blocks, w, b, strict=True)]).ravel())
 
-    h = np.zeros(x.shape[1])
-    out = []
-    for t, x_t in enumerate(x):
-        r_t, i_t = gate("recurrent", x_t), gate("input", x_t)
+    angle, out = p.get("imaginary_param"), []
+    inputs = x if angle is None else x[:, : len(angle)] + 1j * x[:, len(angle) :]
+    h = np.zeros_like(inputs[0])
+    for t, x_t in enumerate(inputs):
+        r_t, i_t = gate("recurrent", x[t]), gate("input", x[t])
         log_a = log_decay(p, r_t, constant)
-        h = np.zeros(x.shape[1]) if t == cut else h
+        a = np.exp(log_a if angle is None else log_a + 1j * angle * r_t)
+        h = np.zeros_like(h) if t == cut else h
         if t == 0:
             h = i_t * x_t
         else:
-            h = np.exp(log_a) * h + np.sqrt(-np.expm1(2 * log_a)) * (i_t * x_t)
-        out.append(h)
+            h = a * h + np.sqrt(-np.expm1(2 * log_a)) * (i_t * x_t)
+        out.append(h if angle is None else np.concatenate([h.real, h.imag]))
     return np.stack(out)
 
 
