@@ -413,8 +413,8 @@ def _same(one: Change, other: Change, field: str) -> bool:
     names = getattr(one, field), getattr(other, field)
     if None in names:
         return names == (None, None)
-    tensors = (c.adapter.container.tensors[n] for c, n in zip((one, other), names, strict=True))
-    return same_bits(*tensors)
+    first, second = (change.adapter.container.tensors for change in (one, other))
+    return same_bits(first[names[0]], second[names[1]])
 
 
 def _same_changes(rows: Sequence[Change], head: Sequence[Change]) -> bool:

@@ -92,7 +92,8 @@ def _read(tensors: Mapping[str, LazyTensor], module: str, settings: dict[str, An
     parts = weight, scales, biases
 
     def values(first: int, last: int) -> np.ndarray:
-        return dequantised_groups(*(part.rows(first, last) for part in parts), bits, group)
+        numbers, factors, shifts = (part.rows(first, last) for part in parts)
+        return dequantised_groups(numbers, factors, shifts, bits, group)
 
     def packed_rows() -> PackedRows | None:
         if not rows * columns:

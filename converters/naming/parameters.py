@@ -83,8 +83,10 @@ def failed_checks(
     clause for each check that fails."""
     problems, tensors = [], container.tensors
     for check in names.checks:
-        change, what = None, f"{check.value:g} everywhere" if check.value is not None else ""
-        if check.value is None:
+        home = change = None
+        if check.value is not None:
+            what = f"{check.value:g} everywhere"
+        else:
             (parameter,) = check.rule.canonical
             what = f"{parameter} once more"
             (home,) = (tensors[b.foreign] for b in bindings if b.canonical[0].name == parameter)
@@ -93,6 +95,7 @@ def failed_checks(
         for _, name, _ in matches([check.rule], tensors):
             if check.value is not None:
                 home = filled(tensors[name].shape, "float64", check.value)
+            assert home is not None
             if not _once_more(home, tensors[name], change):
                 wrong.append(name)
         if wrong:
