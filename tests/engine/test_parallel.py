@@ -293,12 +293,12 @@ def same_answers(found, expected):
 
 @pytest.mark.slow
 def test_processes_read_chunks_as_one(checkpoint, tmp_path):
-    more, launcher = ",chunk_tokens=200,chunk_question_lines=4", [*TORCHRUN, "2", "-m", "lm_eval"]
+    more, launcher = ",chunk_tokens=30", [*TORCHRUN, "2", "-m", "lm_eval"]
     one, two = (
         evaluate(command, checkpoint, tmp_path / name, more=more)
         for name, command in (("one", [str(BIN / "lm_eval")]), ("two", launched(launcher)))
     )
-    assert one[0]["config"]["model_chunk_tokens"] == 200
+    assert one[0]["config"]["model_chunk_tokens"] == 30
     assert two[1].keys() == one[1].keys()
     same_answers(two[1], one[1])
 
