@@ -18,7 +18,7 @@ Row = Mapping[str, Any]  # cells by heading: text, numbers, or a list with a num
 class Report:
     """The results of one run: rows of each table by its title, and lines below the tables."""
 
-    tables: dict[str, list[Row]] = field(default_factory=dict)
+    tables: dict[str, Sequence[Row]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def show(self, as_json: bool) -> None:

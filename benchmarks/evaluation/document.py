@@ -28,8 +28,8 @@ def read_document(checkpoint: str, framework: str, tokens: int) -> dict[str, flo
         begin = time.perf_counter()
         (score,) = model.score([text])
         seconds = time.perf_counter() - begin
-    memory = {"before": readings[0], "peak": max(readings)}
-    return {"tokens": len(score.tokens), "seconds": seconds} | memory
+    figures: dict[str, float] = {"tokens": len(score.tokens), "seconds": seconds}
+    return figures | {"before": readings[0], "peak": max(readings)}
 
 
 if __name__ == "__main__":

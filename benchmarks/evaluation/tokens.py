@@ -50,7 +50,7 @@ def _row(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> Row:
         read += (inputs[0] if inputs else named["input_ids"]).numel()
 
     settings = {"dtype": "float32", "device": "cpu", "max_length": HF_LENGTH}
-    hf: Any = HFLM(checkpoint, **settings, batch_size=1 if generates else HF_BATCH)
+    hf: Any = HFLM(pretrained=checkpoint, **settings, batch_size=1 if generates else HF_BATCH)
     hf.model.register_forward_pre_hook(count, with_kwargs=True)
     griffin = GriffinLM(checkpoint, dtype="float32", device="cpu")
     for lm in (hf, griffin):

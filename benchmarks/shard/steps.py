@@ -47,7 +47,8 @@ def compile_training(config: GriffinConfig, mesh: Mesh, dtype: str, sizes: Sizes
     rows = NamedSharding(mesh, PartitionSpec(DATA))
     kinds = jnp.int32, jnp.int32, jnp.float32, jnp.bool_
     shape = sizes.batch, sizes.length
-    batch = Batch(*(ShapeDtypeStruct(shape, kind, sharding=rows) for kind in kinds))
+    arrays: list[Any] = [ShapeDtypeStruct(shape, kind, sharding=rows) for kind in kinds]
+    batch = Batch(*arrays)
     compiled = compile_on(mesh, update, params, state, batch)
     return _summary("training", compiled, params, state)
 

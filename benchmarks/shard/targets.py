@@ -3,7 +3,8 @@
 import math
 import os
 import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from griffin_eval.errors import ArgumentError
 
@@ -13,7 +14,8 @@ SLICES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 MEMORY = {"v5e": int(15.75 * 2**30), "v6e": int(31.25 * 2**30)}
 
 
-class Target(NamedTuple):
+@dataclass(frozen=True)
+class Target:
     """Devices to compile for: their kind, a key of `MEMORY` or ``cpu``, and their number."""
 
     kind: str

@@ -378,7 +378,7 @@ def _decide_head(found: dict[str, list[Change]], config: GriffinConfig) -> Griff
     """Find out whether the output head is still the embedding once both are changed."""
     rows, head = found.pop(EMBEDDING, []), found.pop(HEAD, [])
     shared = [change for change in (*rows, *head) if change.shared]
-    if len(shared) == 2 and not _same(*shared, "value"):
+    if len(shared) == 2 and not _same(shared[0], shared[1], "value"):
         raise CheckpointError(
             f"{shared[0].adapter.folder} holds {shared[0].value} and {shared[1].value}, two copies "
             "of one matrix of its base, which differ"

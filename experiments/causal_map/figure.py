@@ -91,7 +91,8 @@ def _curves(axes: Axes, facts: dict[str, Any], side: str, columns: list[str]) ->
         axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
     distances, window = facts["distances"] or [], facts["window"]
     within = sum(each is not None and window is not None and each < window for each in distances)
-    if 0 < within < len(distances):  # a line between the last distance within and the next
+    # The line is between the last distance within the window and the next.
+    if window is not None and 0 < within < len(distances):
         _mark_window(axes, within - 0.5, window)
     axes.set_xticks(range(len(columns)), [])
     low, high = axes.get_ylim()

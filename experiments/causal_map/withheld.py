@@ -126,6 +126,6 @@ def _withheld(losses: Sequence[_Loss], pair: Pair, layers: int) -> Withheld:
         for _, ages in losses
     ]
     columns = np.array(numbers, np.int32).repeat(4, 0)
-    return Withheld(
-        *(mask.repeat(4, 0) for mask in masks.values()), *columns[:, :3].T, columns[:, 3:]
-    )
+    repeated = [mask.repeat(4, 0) for mask in masks.values()]
+    fields: list[np.ndarray] = [*repeated, *columns[:, :3].T, columns[:, 3:]]
+    return Withheld(*fields)

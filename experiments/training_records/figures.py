@@ -131,7 +131,11 @@ def draw_windows(records: Records, folder: Path) -> Path:
         above = [bits(run, reference) for run in runs]
         bars = [[e.value - e.low for e in above], [e.high - e.value for e in above]]
         color, dashes = STYLES[model]
-        style = LINE | {"fmt": f"o{dashes}", "color": color, "label": MODEL_NAMES[model]}
+        style: dict[str, Any] = LINE | {
+            "fmt": f"o{dashes}",
+            "color": color,
+            "label": MODEL_NAMES[model],
+        }
         axes.errorbar(sizes, [e.value for e in above], bars, **style)
     axes.axhline(0, color=STYLES["mqa"][0], linewidth=1, label=MODEL_NAMES["mqa"])
     axes.set_xscale("log", base=2)
