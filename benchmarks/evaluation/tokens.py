@@ -50,7 +50,8 @@ def _row(checkpoint: str, task: str, limit: int, tasks_path: str | None) -> Row:
         read += (inputs[0] if inputs else named["input_ids"]).numel()
 
     settings = {"dtype": "float32", "device": "cpu", "max_length": HF_LENGTH}
-    hf: Any = HFLM(pretrained=checkpoint, **settings, batch_size=1 if generates else HF_BATCH)
+    make_hf: Any = HFLM  # lm_eval's decorator hides its type
+    hf = make_hf(pretrained=checkpoint, **settings, batch_size=1 if generates else HF_BATCH)
     hf.model.register_forward_pre_hook(count, with_kwargs=True)
     griffin = GriffinLM(checkpoint, dtype="float32", device="cpu")
     for lm in (hf, griffin):
