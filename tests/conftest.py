@@ -1,4 +1,4 @@
-"""Settings every test runs under, and the parity table printed at the end of a run."""
+"""Settings that every test runs under, and the parity table printed at the end of a run."""
 
 import contextlib
 import datetime
@@ -26,30 +26,30 @@ import experiments  # noqa: E402, F401 - found beside the tests; it takes the ch
 
 os.environ["PYTHONSAFEPATH"] = "1"
 
-# Read by the libraries when they are imported, here and in the processes that tests start.
+# The libraries read these variables when they are imported, here and in processes of tests.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch: as many test processes as cores, one thread
-# Compiled programs are kept in a folder of this run, which its processes share. What others keep in
-# the user's folder is found there as ever.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch: one thread for each test process
+# The processes of this run share a folder of compiled programs. Caches of other programs stay
+# in the user's folder.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     os.environ.setdefault("HF_HOME", str(caches / "huggingface"))
     os.environ.setdefault("MPLCONFIGDIR", str(caches / "matplotlib"))
     own_caches = tempfile.TemporaryDirectory(
         prefix="griffin-eval-tests-"
-    )  # until this process ends
+    )  # removed when this process ends
     os.environ["XDG_CACHE_HOME"] = own_caches.name
     os.environ["LM_EVAL_INDEX"] = str(Path(own_caches.name, "lm_eval_index"))
-    # See startup/sitecustomize.py.
+    # startup/sitecustomize.py describes this variable.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "tests" / "startup"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     ).rstrip(os.pathsep)
-# JAX compiles quickly rather than well, which is most of the tests' time; the same to rounding.
-# `make test-all` sets this to nothing, and compiles as users do.
+# Compiling takes most of the tests' time, so JAX optimizes less here; results agree to rounding.
+# `make test-all` sets this variable to nothing and compiles as users do.
 os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
 # No deadline: compiling takes seconds the first time, and cores may be shared. `make test` draws
@@ -61,7 +61,7 @@ hypothesis.settings.load_profile("griffin")
 
 @pytest.fixture(autouse=True)
 def our_logs_can_be_read():
-    """Our loggers as after an import: lm_eval's command line, run in this process, changes them."""
+    """Reset our loggers, which lm_eval's command line changes when it runs in this process."""
     logging.disable(logging.NOTSET)
     for name, ours in logging.root.manager.loggerDict.items():
         if name.split(".")[0] == "griffin_eval" and isinstance(ours, logging.Logger):
@@ -71,7 +71,7 @@ def our_logs_can_be_read():
 
 @pytest.fixture(scope="session")
 def relaxed_jax():
-    """A context manager for reference code, which mixes dtypes and ranks: `with relaxed_jax():`."""
+    """Return a context manager in which reference code may mix dtypes and ranks."""
 
     @contextlib.contextmanager
     def relaxed():
@@ -96,7 +96,7 @@ def keep_largest(table: Parity, key: tuple[str, str], error: float, tolerance: f
 
 @pytest.fixture(scope="session")
 def record_parity(pytestconfig):
-    """record_parity(pair, quantity, error, tolerance): asserts error <= tolerance, and keeps the
+    """Assert error <= tolerance by `record_parity(pair, quantity, error, tolerance)`, and keep the
     largest error of each (pair, quantity) for the table at the end of the run."""
 
     def record(pair: str, quantity: str, error: float, tolerance: float) -> None:
@@ -107,8 +107,8 @@ def record_parity(pytestconfig):
     return record
 
 
-# Python's collector looks through all of torch, JAX and transformers again and again while they are
-# imported, and after that in every test. Nothing of them is ever freed.
+# Disable the garbage collector: it would traverse all of torch, JAX and transformers during their
+# import and in every test, although none of their objects is ever freed.
 gc.disable()
 
 
@@ -118,7 +118,7 @@ def pytest_collection_finish():
     gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # runs before pytest applies -m
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("ci"):
@@ -130,7 +130,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist hands its part over
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist returns its rows
         rows = [[*key, *value] for key, value in session.config.stash[PARITY].items()]
         session.config.workeroutput["parity"] = rows
 

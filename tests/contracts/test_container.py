@@ -18,19 +18,19 @@ from griffin_eval.converters.tensors import FLOATS
 from griffin_eval.errors import BadInput
 
 WRITTEN = ("safetensors", "torch", "orbax")
-FILES = {"torch": "model.pt"}  # of the containers that are a file with a name of its own
+FILES = {"torch": "model.pt"}  # file names of containers that consist of one file
 SPECS = {
     "model/b": ((7,), "float32"),
     "model/a": ((300, 7), "bfloat16"),
     "scalar": ((), "float64"),
     "layers/0/half": ((2, 3, 5), "float16"),
     "layers/10/ünïcode": ((2, 1, 1, 6), "float32"),
-    "layers/2/zeros": ((9,), "float32"),  # equal to what fills absent chunks of Orbax
+    "layers/2/zeros": ((9,), "float32"),  # zeros, with which Orbax fills absent chunks
 }
 
 
 def values(specs=SPECS, seed=0) -> dict[str, np.ndarray]:
-    """Arrays of any bits at all, NaNs of every kind among them."""
+    """Return arrays of random bits, which include NaNs of every kind."""
     rng, made = np.random.default_rng(seed), {}
     for name, (shape, dtype) in specs.items():
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
@@ -64,7 +64,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def as_the_library_reads(kind, folder) -> dict[str, tuple[tuple[int, ...], str, bytes]]:
-    """Shape, dtype and bytes by name."""
+    """Read the shape, dtype and bytes of each tensor with the library of the format."""
     if kind == "orbax":
         import jax
         import orbax.checkpoint as ocp
@@ -90,7 +90,7 @@ def as_the_library_reads(kind, folder) -> dict[str, tuple[tuple[int, ...], str, 
 
 
 def expect_read(kind, folder, arrays) -> None:
-    """By the library of the format, and by ours in every way."""
+    """Assert that the format's library and every read method of ours return these arrays."""
     stored = {n: (a.shape, a.dtype.name, a.tobytes()) for n, a in arrays.items()}
     assert as_the_library_reads(kind, folder) == stored
     with reader(kind, folder) as container:
@@ -112,7 +112,7 @@ def expect_read(kind, folder, arrays) -> None:
 def test_what_is_written_is_read(kind, tmp_path):
     arrays = values()
     expect_read(kind, write(kind, tmp_path / "one", arrays), arrays)
-    if kind != "orbax":  # whose files have random names
+    if kind != "orbax":  # Orbax gives its files random names
         write(kind, tmp_path / "two", arrays, order=iter)
         names = sorted(path.name for path in (tmp_path / "one").iterdir())
         assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
@@ -132,7 +132,7 @@ def test_what_is_written_is_read(kind, tmp_path):
     nbytes=st.sampled_from([1, 50, 10**9]),
 )
 def test_any_tensors(tmp_path_factory, kind, specs, nbytes):
-    if kind == "orbax":  # which holds no arrays without elements
+    if kind == "orbax":  # Orbax stores no arrays without elements
         specs = {n: (tuple(max(1, size) for size in shape), d) for n, (shape, d) in specs.items()}
     arrays = values(specs)
     expect_read(kind, write(kind, tmp_path_factory.mktemp("any"), arrays, nbytes=nbytes), arrays)
@@ -140,7 +140,7 @@ def test_any_tensors(tmp_path_factory, kind, specs, nbytes):
 
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_chunks_and_strides(kind, tmp_path):
-    """Chunks may be rows, flat or the whole, and their memory may be used again at once."""
+    """The writer takes rows, flat pieces or whole arrays and keeps no reference to their memory."""
     array = np.arange(35, dtype=np.float32).reshape(5, 7)
 
     def reused():
@@ -187,7 +187,7 @@ def test_what_cannot_be_written(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["torch", "orbax"])
 def test_an_exception_leaves_no_checkpoint(kind, tmp_path):
-    with pytest.raises(KeyError), writer(kind, tmp_path) as made:  # what went wrong inside
+    with pytest.raises(KeyError), writer(kind, tmp_path) as made:  # the error raised inside
         made.write("model/b", [values()["model/b"]])
         raise KeyError
     with pytest.raises(BadInput):
@@ -202,9 +202,9 @@ def test_what_was_read_outlives_the_container_and_never_changes_it(kind, tmp_pat
         found, tensor = container.tensors["a"].numpy(), container.tensors["a"].torch()
         tensor.add_(1)
         assert container.tensors["a"].numpy().tolist() == [0, 1, 2, 3]
-        if kind != "orbax":  # whose chunks are compressed
+        if kind != "orbax":  # chunks of Orbax are compressed, so they cannot be mapped
             assert not found.flags.writeable and not found.flags.owndata
-    container.close()  # twice is no error
+    container.close()  # a second close is allowed
     assert found.tolist() == [0, 1, 2, 3] and tensor.tolist() == [1, 2, 3, 4]
     expect_read(kind, tmp_path, {"a": array})
 
@@ -219,7 +219,7 @@ def test_a_closed_checkpoint_says_so(checkpoint):
 
 
 def test_no_framework_is_needed(tmp_path):
-    """Nor is anything imported to open a container but what its files are read with."""
+    """Opening a container imports only the modules that read its files."""
     for kind in WRITTEN:
         write(kind, tmp_path / kind, {"a": np.ones(2, np.float32)})
     code = (

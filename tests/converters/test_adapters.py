@@ -28,8 +28,8 @@ from griffin_eval.states.weights_hash import weights_sha256
 
 IDS = tokens(BASE, 2, 2 * BASE.visible_keys + 3)
 GATES = ["rg_lru.input_gate_weight", "rg_lru.recurrent_gate_weight"]
-# By name: what peft is told. Those that touch the embedding or the output head untie them, but for
-# trained tokens, and `ensure_weight_tying`.
+# Arguments of peft's LoraConfig by kind. Adapters of the embedding or the output head untie the
+# two, except with trained tokens and `ensure_weight_tying`.
 KINDS = {
     "lora": {"target_modules": LINEAR},
     "dora": {"target_modules": LINEAR, "use_dora": True},
@@ -66,7 +66,7 @@ KINDS = {
 }
 KINDS["mica"] = {"target_modules": LINEAR, "init_lora_weights": "mica"}
 UNTYING = {"embedding", "head", "embedding and head", "saved head", "saved both"}
-# Rightly merged by peft itself.
+# Kinds that peft itself merges correctly.
 MERGED_BY_PEFT = ["lora", "dora", "rslora", "bias of B", "patterns", "gates", "taps"]
 MERGED_BY_PEFT += ["biases of targets", "all biases", "modules", "regular expression"]
 MERGED_BY_PEFT += ["first layer"]
@@ -81,7 +81,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapters(base, tmp_path_factory):
-    """A folder of an adapter by its kind, each written once."""
+    """Return a function that writes an adapter of a kind once and returns its folder."""
     root = tmp_path_factory.mktemp("adapters")
 
     def get(kind, seed=0):
@@ -94,7 +94,7 @@ def adapters(base, tmp_path_factory):
 
 
 def open_with(base, *adapters):
-    """The base with adapters, given as folders or with weights."""
+    """Open the base with adapters: folders, or pairs of a folder and a weight."""
     pairs = (a if isinstance(a, tuple) else (a, 1.0) for a in adapters)
     return Checkpoint(base, Overrides(adapters=tuple(pairs)))
 
@@ -238,12 +238,12 @@ def test_the_command(base, adapters, tmp_path):
     assert not out.exists()
 
 
-# What is not as peft writes it.
+# Adapters that differ from what peft writes.
 
 
 @pytest.fixture
 def damaged(adapters, tmp_path):
-    """Copies an adapter with changes of its config and its tensors; what is said of it."""
+    """Return a function that opens a changed copy of an adapter and returns the error message."""
     count = 0
 
     def make(base, kind="lora", tensors=None, **config):
@@ -359,7 +359,7 @@ def test_values_that_are_refused(base, adapters, damaged, tmp_path):
 
 
 def test_patterns_that_contradict_each_other_are_named(base, adapters, tmp_path, caplog):
-    """peft sorts them when it saves, and takes the first one: another than in the training."""
+    """peft sorts patterns when it saves, so the first match may differ from that in training."""
     inner = r"layers\.[01]\.mlp_block\.up_proj"
     alphas = {"up_proj": 11, inner: 2, r"layers\.2\.mlp_block\.up_proj": 11, "q_proj": 3}
     write_adapter(tmp_path / "ad", base, target_modules=["up_proj", "q_proj"], alpha_pattern=alphas)
@@ -384,7 +384,7 @@ def test_tokens_that_do_not_exist_are_refused(base, damaged):
 
 @pytest.mark.parametrize("kind", fast(["lora"], ["lora", "dora", "saved both"]))
 def test_tensors_that_torch_saved(base, adapters, kind, tmp_path):
-    """As peft saves them with safe_serialization=False, which is read where no other file is."""
+    """A .bin file (peft's safe_serialization=False) is read if there is no safetensors file."""
     folder = shutil.copytree(adapters(kind), tmp_path / "pickled")
     file = folder / "adapter_model.safetensors"
     torch.save(load_file(file), folder / "adapter_model.bin")
@@ -408,7 +408,7 @@ RESIZED["tokens"] = {"target_modules": ["q_proj"], "trainable_token_indices": [3
 @pytest.mark.parametrize("vocab", fast([64], [64, 59]))
 @pytest.mark.parametrize("kind", fast(["lora", "saved both", "tokens"], RESIZED))
 def test_an_adapter_of_a_resized_vocabulary(base, tmp_path, kind, vocab):
-    """Its matrices take the place of the base's, as of transformers' resized one."""
+    """The adapter's matrices replace those of the base, as in a model that transformers resized."""
     folder = tmp_path / "adapter"
     write_adapter(folder, base, vocab=vocab, **RESIZED[kind])
     checkpoint = open_with(base, folder)
@@ -456,7 +456,7 @@ def test_an_adapter_whose_first_rows_are_the_base_is_no_copy_of_it(base, adapter
 
 
 def test_copies_of_the_base(base, adapters, tmp_path):
-    """What peft saves of the matrices that it adapts is the base's, and takes its place if not."""
+    """Base matrices that peft saves in an adapter replace those of the base."""
     folder = shutil.copytree(adapters("embedding and head"), tmp_path / "changed")
     path = folder / "adapter_model.safetensors"
     state = load_file(path)

@@ -31,7 +31,7 @@ CONFIG = dataclasses.replace(
 
 
 def open_npy(folder):
-    """A file for every tensor, mapped."""
+    """Open a folder with one memory-mapped file for each tensor."""
     arrays = {f.stem: np.load(f, mmap_mode="r") for f in sorted(folder.glob("*.npy"))}
     tensors = {name: in_memory(array) for name, array in arrays.items()}
     return Container(tensors, "a file per tensor", lambda: folder.glob("*.npy"))
@@ -107,6 +107,6 @@ def test_commands(source, tmp_path):
     run("convert", source, tmp_path / "npy", "--to", "npy")
     assert json.loads(run("inspect", tmp_path / "npy", "--json"))["format"] == "npy"
     assert "are the same bit for bit" in run("verify", source, tmp_path / "npy")
-    (tmp_path / "npy" / "config.json").unlink()  # which it does not need
+    (tmp_path / "npy" / "config.json").unlink()  # the conversion does not need it
     said = f"--visible-keys {CONFIG.visible_keys} --embedding-scale --logits-soft-cap 30".split()
     run("convert", tmp_path / "npy", tmp_path / "hf", "--to", "hf", *said)

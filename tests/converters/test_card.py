@@ -1,4 +1,4 @@
-"""What lies beside the weights that transformers loads: a model card and settings of generation."""
+"""The model card and generation_config.json beside weights that transformers loads."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ def run(*arguments):
 
 
 def rows(folder):
-    """The table of a card, by the first column."""
+    """Return the table of a card as a dict from the first column to the second."""
     card = ModelCard.load(folder / "README.md")
     assert card.data.to_dict() == {
         "library_name": "transformers",
@@ -36,7 +36,7 @@ def rows(folder):
 
 def test_a_card_says_what_was_done_and_how_to_do_it_again(checkpoint, tmp_path):
     run("convert", checkpoint, tmp_path / "a flax", "--to", "deepmind-flax")
-    (tmp_path / "a flax" / "tokenizer.json").unlink()  # which has more tokens
+    (tmp_path / "a flax" / "tokenizer.json").unlink()  # its vocabulary exceeds --vocab-size
     options = ["--dtype", "bfloat16", "--vocab-size", "500", *KNOWN]
     run("convert", tmp_path / "a flax", tmp_path / "my model", "--to", "hf", *options)
     said = rows(tmp_path / "my model")

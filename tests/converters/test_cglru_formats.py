@@ -1,4 +1,4 @@
-"""Models with the CG-LRU as checkpoints, and what is computed from their configs."""
+"""Checkpoints of models with the CG-LRU, and values computed from their configs."""
 
 import math
 from dataclasses import replace
@@ -41,7 +41,7 @@ UNSAID = Overrides(
 
 @pytest.fixture(scope="module")
 def griffin(tmp_path_factory):
-    """A model with the CG-LRU in canonical names."""
+    """Write a model with the CG-LRU in canonical names."""
     return write_griffin(tmp_path_factory.mktemp("griffin"), CONFIG)
 
 
@@ -56,7 +56,7 @@ def to(target, source, destination, **options):
 
 
 class ComplexBlock(deepmind_modules.ResidualBlock):
-    """DeepMind's block with an option that its model never sets."""
+    """DeepMind's block with complex gates, an option that its model never sets."""
 
     lru_only_real: bool = False
 
@@ -113,7 +113,7 @@ def test_shapes_say_that_it_is_complex(flax, tmp_path):
         Checkpoint(folder, replace(UNSAID, preset="recurrentgemma-2b"))
 
 
-# What the config says
+# Values computed from the config
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_shapes_say_that_it_is_complex(flax, tmp_path):
     ],
 )
 def test_a_width_that_cannot_be_halved_is_refused(fields, problem):
-    replace(REAL, **fields)  # fits without complex gates
+    replace(REAL, **fields)  # valid without complex gates
     with pytest.raises(ValueError, match=problem):
         replace(CONFIG, **fields)
 
@@ -137,7 +137,7 @@ def test_theta_begins_as_deepminds():
     theirs = np.sort(np.asarray(draw(jax.random.key(0), spec.shape)))
     assert spec.shape == theirs.shape == (5632 // 2,) and ours.dtype == np.float32
     assert 0 <= ours[0] < ours[-1] <= np.float32(math.pi / 10)
-    # Kolmogorov-Smirnov: the largest distance of the quantiles from the uniform ones
+    # Kolmogorov-Smirnov statistic: largest distance of the quantiles from uniform quantiles
     uniform = np.arange(1, ours.size + 1) / ours.size
     for values in (ours, theirs):
         assert np.abs(values / (math.pi / 10) - uniform).max() < 1.63 / math.sqrt(ours.size)

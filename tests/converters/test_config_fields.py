@@ -1,4 +1,4 @@
-"""Fields of the config in which trainers differ: what holds them, and what refuses them by name."""
+"""Config fields that differ between trainers: formats that store them, and refusals by name."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs
 
 CHANGED = MODELS["every field changed"]
-# What transformers has of these.
+# The changed fields that transformers supports.
 THEIRS = dataclasses.replace(
     CONFIG,
     num_kv_heads=2,
@@ -99,7 +99,7 @@ def test_a_config_from_before_these_fields_means_their_defaults(tmp_path):
     ],
 )
 def test_a_model_without_attention_needs_no_heads(changes, tmp_path):
-    """In every format that holds it, without a config in DeepMind's, and in both frameworks."""
+    """Every format that stores such a model works, and so do both frameworks."""
     config = dataclasses.replace(CONFIG, block_pattern=("recurrent",), **changes)
     arrays, base = weights(config), write_griffin(tmp_path / "base", config)
     given = {"embedding_scale": True, "logits_soft_cap": 30.0}

@@ -1,4 +1,4 @@
-"""Conversions between all formats, judged bit for bit and by the peers' own loaders."""
+"""Conversions between all formats, compared bit for bit and loaded by the formats' libraries."""
 
 import hashlib
 import json
@@ -39,14 +39,14 @@ def to(target, source, destination, **options):
 
 @pytest.fixture(scope="module")
 def converted(checkpoint, tmp_path_factory):
-    """The same model in every format, each made from transformers' folder."""
+    """Convert transformers' folder to every format; return the folders by format."""
     root = tmp_path_factory.mktemp("formats")
     return {name: to(name, checkpoint, root / name) for name in FORMATS}
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A folder with a model of two layers in every format."""
+    """Write a model of two layers in every format; return the folder that holds them."""
     folder = tmp_path_factory.mktemp("tiny")
     write_all(folder)
     return folder
@@ -68,7 +68,7 @@ def scores(folder, framework="torch"):
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_every_direction_is_bit_exact(tiny, source, target, tmp_path):
-    """To what the same weights are in that format from another source, byte for byte."""
+    """Every source gives the same bytes in the target format."""
     there = to(target, tiny / source, tmp_path / "there")
     assert verify(tiny / source, there).same
     if FORMATS[target].container == "safetensors":
@@ -232,7 +232,7 @@ def test_vocabulary_rows_are_dropped_only_when_asked(checkpoint, tmp_path):
     name = "model.embed_tokens.weight"
     with pytest.raises(ArgumentError, match="has ids up to 1023: keep 1024 rows at least"):
         to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
-    small = tmp_path / "small"  # which the tokenizer did not fit before
+    small = tmp_path / "small"  # a model too small for this tokenizer
     write_source(small)
     shutil.copy(checkpoint / "tokenizer.json", small)
     assert make_plan(Checkpoint(small), FORMATS["griffin"], vocab_size=7).config.vocab_size == 7

@@ -1,4 +1,4 @@
-"""A file or folder that may not be looked at is not taken for one that is not there."""
+"""A file or folder without access permission is not reported as missing."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def checkpoints(tmp_path_factory):
 
 
 def deny(monkeypatch, name, path):
-    """Makes a function of `os` refuse whatever has the name of this path."""
+    """Make a function of `os` deny access to every path whose last part is ``path``."""
     call = getattr(os, name)
 
     def refusing(found=".", *arguments, **options):

@@ -33,7 +33,7 @@ TALK = [{"role": "user", "content": " What is a <tool>? "}, {"role": "model", "c
 
 @pytest.fixture(scope="module")
 def tuned(checkpoint, tmp_path_factory):
-    """A model with tokens of its own, a chat template, and rows for them."""
+    """Write a fine-tune with added tokens, a chat template, and embedding rows for the tokens."""
     folder = tmp_path_factory.mktemp("tuned")
     model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -90,7 +90,7 @@ def test_embeddings_of_any_size(checkpoint, tmp_path, rows):
         out = to(target, tmp_path / "resized", tmp_path / target)
         assert verify(out, resized).same
         (out / "config.json").unlink()
-        if target.startswith("deepmind"):  # whose shapes say it, too
+        if target.startswith("deepmind"):  # DeepMind's shapes give the size of the vocabulary
             known = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)
             assert Checkpoint(out, known).config.vocab_size == rows
 
@@ -110,7 +110,7 @@ def test_chat_templates_with_names(tuned, target, tmp_path):
 
 
 def mixed(checkpoint, folder, *, apart=()):
-    """Matrices in bfloat16; norms, biases and Λ in float32, and in float16 what is ``apart``."""
+    """Write matrices in bfloat16, norms, biases and Λ in float32, and ``apart`` in float16."""
     model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint)
     for name, parameter in model.named_parameters():
         dtype = torch.bfloat16 if parameter.ndim > 1 else torch.float32
@@ -149,7 +149,7 @@ def test_two_dtypes_in_one_tensor_are_asked_for(checkpoint, tmp_path):
 
 
 def test_an_untied_fine_tune(checkpoint, tmp_path):
-    """transformers writes a head of its own, and reads ours."""
+    """We read an untied output head of transformers, and transformers reads ours."""
     model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint, tie_word_embeddings=False)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.1).add_(0.01)

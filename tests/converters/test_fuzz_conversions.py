@@ -1,6 +1,6 @@
-"""Damaged checkpoints of every format: refused in a sentence, or read as what they now say.
+"""Damaged checkpoints of every format: refused in one sentence, or read as they now are.
 
-What an output holds is judged by safetensors' own reader, never by the code that wrote it.
+The safetensors library reads the outputs, never the code that wrote them.
 """
 
 import random
@@ -20,14 +20,14 @@ FAST = ["sharded", "griffin-orbax", "deepmind-torch"]  # one of each container
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    """The same tiny model in every format."""
+    """Write the same tiny model in every format."""
     root = tmp_path_factory.mktemp("originals")
     write_all(root)
     return root
 
 
 def damage(file: Path, draw: random.Random) -> None:
-    """Headers and indices are at the ends of files and in the small ones: half of it goes there."""
+    """Damage a file, half of the time near its ends, where headers and indices are."""
     data, kind = (
         bytearray(file.read_bytes()),
         draw.choice(("flip", "cut", "insert", "zero", "drop")),
@@ -49,7 +49,7 @@ def damage(file: Path, draw: random.Random) -> None:
 
 
 def command(*arguments) -> int:
-    """The exit code; whatever is not bad input is raised."""
+    """Run a command in this process and return its exit code."""
     done = griffin_eval(*arguments)
     assert done.returncode != 2 or len(done.stderr.splitlines()) == 1, done.stderr
     return done.returncode
@@ -63,14 +63,14 @@ def test_a_little_damage(originals, tmp_path, name):
         damaged = shutil.copytree(original, folder / "damaged")
         file = draw.choice(sorted(path for path in damaged.rglob("*") if path.is_file()))
         damage(file, draw)
-        assert command("inspect", damaged) in (0, 1, 2)  # 1: it says what is wrong
+        assert command("inspect", damaged) in (0, 1, 2)  # 1: inspect reports a fault
         converted = command("convert", damaged, folder / "out", "--to", "griffin")
         verified = command("verify", original, damaged)
         if converted == 2:
-            # A damaged manifest is refused, though the weights beside it are whole.
+            # A damaged manifest is refused even if the weights beside it are intact.
             assert verified != 0 or file.name == MANIFEST_FILE
             assert [path.name for path in folder.iterdir()] == ["damaged"]
             continue
         same = holds_the_original(folder / "out")
-        assert same or file.name == "config.json"  # else the manifest would have noticed
+        assert same or file.name == "config.json"  # the manifest covers every other file
         assert command("verify", original, folder / "out") == (0 if same else 1) == verified

@@ -1,4 +1,4 @@
-"""Cases that the fuzzer found."""
+"""Regression tests for failures that the fuzzer found."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_a_tokenizer_that_makes_its_library_panic_is_refused(tmp_path):
     shutil.copy(TOKENIZER, tmp_path)
     file = tmp_path / "tokenizer.json"
     raw = json.loads(file.read_text())
-    raw["post_processor"]["special_tokens"] = {}  # which its template names
+    raw["post_processor"]["special_tokens"] = {}  # the template still names them
     file.write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
         load_tokenizer(tmp_path)

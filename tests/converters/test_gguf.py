@@ -1,4 +1,4 @@
-"""GGUF files, against the gguf library, which reads and dequantises them, too."""
+"""GGUF files, compared with the gguf library's reader and dequantisation."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ from griffin_eval.converters.output.manifest import check
 from griffin_eval.converters.overrides import Overrides
 from griffin_eval.errors import CheckpointError, MissingExtraError
 
-# Widths of whole blocks of 32, and of 256.
+# Widths that are multiples of the block sizes 32 and 256.
 NARROW = dataclasses.replace(BASE, width=64, lru_width=64, mlp_width=128)
 WIDE = dataclasses.replace(BASE, width=256, lru_width=256, mlp_width=256, num_heads=1)
 WIDE = dataclasses.replace(WIDE, gate_blocks=1, visible_keys=16)
@@ -53,7 +53,7 @@ def run(*arguments, code=0):
 
 
 def same_bits(found, expected):
-    """The same dtype, shape and bits; one NaN is like another."""
+    """Compare dtype, shape and bits; all NaNs count as equal."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     different = found.view(np.uint32) != expected.view(np.uint32)
     return np.isnan(found[different]).all() and np.isnan(expected[different]).all()
@@ -83,7 +83,7 @@ def test_random_blocks_in_any_pieces(tmp_path, kind):
 
 
 def theirs(file):
-    """Every tensor as the library reads it, by name: dtype of what is stored plainly, values."""
+    """Read every tensor with the library; return its stored type and its values by name."""
     with np.errstate(all="ignore"):
         return {
             tensor.name: (
@@ -112,7 +112,7 @@ def test_whole_files(tmp_path, writer, kind):
     expected = theirs(tmp_path / "m.gguf")
     assert checkpoint.dtypes.keys() == expected.keys()
     types = {stored_as for stored_as, _ in expected.values()}
-    assert types == {kind, "F32"}  # matrices, and whatever else there is
+    assert types == {kind, "F32"}  # matrices, and all other tensors
     for name, (stored_as, values) in expected.items():
         dtype = {"F16": "float16", "BF16": "bfloat16"}.get(stored_as, "float32")
         assert checkpoint.dtypes[name] == dtype
@@ -171,7 +171,7 @@ def test_commands(file, tmp_path, monkeypatch):
 
 
 def test_a_manifest_is_of_what_lies_beside_it(file, tmp_path):
-    """Where nothing else does, of the file: that of what was once converted from it."""
+    """A manifest covers the GGUF file beside it if the folder holds no other weights."""
     other, alone = tmp_path / "other", tmp_path / "alone"
     run("convert", file, other, "--to", "hf", *KNOWN)
     alone.mkdir()
@@ -188,7 +188,7 @@ def test_a_manifest_is_of_what_lies_beside_it(file, tmp_path):
         assert "are as its manifest says" in run("verify", path)
 
 
-# Two tensors, (2, 32) in Q4_0 and (8,) in F32: 36 bytes, padded to 64, and 32 bytes.
+# Two tensors: (2, 32) in Q4_0 has 36 bytes, padded to 64; (8,) in F32 has 32 bytes.
 Q4_0, F32 = 2, 0
 DATA = bytes(96)
 GOOD = [entry("a", (2, 32), Q4_0, 0), entry("b", (8,), F32, 64)]
