@@ -1,4 +1,4 @@
-"""Finding a model; the hub's own client against a hub on this machine."""
+"""Model lookup, downloads and uploads, with the hub's own client and a hub on this machine."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ from griffin_eval.converters.source.hub import choose
 from griffin_eval.converters.source.resolve import resolve, resolve_adapter
 from griffin_eval.errors import BadInput, CheckpointError, MissingExtraError
 
-# Without that list what is missing is found when the checkpoint is opened.
+# Without that list, missing files are noticed when the checkpoint is opened.
 lists_files = pytest.mark.skipif(
     not hasattr(huggingface_hub, "get_cached_repo_tree"),
     reason="this client of the hub keeps no list of a repository's files",
@@ -44,7 +44,7 @@ TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What is asked of the hub, in whose place nothing is found."""
+    """Replace the hub's download; return the list of its calls."""
     calls = []
 
     def download(*arguments):
@@ -112,7 +112,7 @@ def test_the_tokenizer_is_beside_the_weights_or_above_them(tmp_path):
     assert tokenizer_folder(folder) == folder
 
 
-# Which files of a repository are a checkpoint.
+# Choice of a repository's files that form a checkpoint.
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 HF = ["config.json", "model.safetensors.index.json", *SHARDS, "tokenizer.json", "tokenizer.model"]
@@ -149,7 +149,7 @@ def below(folder: str, names: list[str]) -> list[str]:
         (below("100/default", ITEM), "", "100/default", below("100/default", ITEM)),
         ([*below("100/default", ITEM), *below("200/default", ITEM)], "200", "200/default",
          below("200/default", ITEM)),
-        (["tokenizer.json"], "", "", ["2b.gguf", "tokenizer.json"]),  # of what is clutter elsewhere
+        (["tokenizer.json"], "", "", ["2b.gguf", "tokenizer.json"]),  # files ignored elsewhere
         (["q/2b.gguf", "q/tokenizer.json"], "q", "q", ["q/2b.gguf", "q/tokenizer.json"]),
     ],
 )  # fmt: skip
@@ -184,7 +184,7 @@ def test_what_is_no_one_checkpoint(files, within, said):
 
 @pytest.fixture(scope="module")
 def models(checkpoint, tmp_path_factory) -> dict[str, Path]:
-    """The same model as transformers writes it, and as Google publishes the two others."""
+    """Write the model as transformers does, and in Google's two published layouts."""
     folders = {"hf": checkpoint}
     for name in ("deepmind-flax", "deepmind-torch"):
         folders[name] = root = tmp_path_factory.mktemp(name)
@@ -210,13 +210,13 @@ def hub():
 
 @pytest.fixture
 def user(hub, tmp_path, monkeypatch, caplog):
-    # No test waits between two attempts.
+    # Tests do not wait between two attempts.
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return User(hub, tmp_path / "home", caplog)
 
 
 class User:
-    """A user with a cache of their own, in this process or in processes that start."""
+    """A user with a separate cache, in this process or in processes that it starts."""
 
     def __init__(self, hub: Hub, home: Path, caplog: pytest.LogCaptureFixture):
         self.url, self.home, self._caplog = hub.url, home, caplog
@@ -229,7 +229,7 @@ class User:
 
     @contextlib.contextmanager
     def client(self, url: str | None = None, offline: bool = False):
-        """The hub's client in this process, as the environment would set it up in a new one."""
+        """Configure the hub's client in this process as its environment variables would."""
         url, constants = url or self.url, huggingface_hub.constants
         settings = {
             "ENDPOINT": url,
@@ -251,7 +251,7 @@ class User:
             return commands.griffin_eval(*arguments)
 
     def resolve(self, *requests: dict[str, str], by=resolve, **client) -> list[str]:
-        """Where each of the models is, or why not; `said` is what was printed and logged."""
+        """Return the path or the error of each model; keep printed and logged text in `said`."""
         self._caplog.clear()
         lines, printed = [], io.StringIO()
         with self.client(**client), contextlib.redirect_stderr(printed):
@@ -270,7 +270,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-SAID = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)  # of the checkpoint
+# Fields that DeepMind's formats do not store.
+SAID = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)
 
 
 def test_downloads_what_is_needed_once(hub, user, models):
@@ -294,7 +295,7 @@ def test_downloads_what_is_needed_once(hub, user, models):
     assert user.resolve(*({"id": name} for name in names)) == first
     assert hub.downloads() == []
     assert Path(first[0]).name == commit
-    # By commit nothing is asked but the listing; without a network, nothing at all.
+    # With a commit id only the listing is requested; without a network, nothing.
     assert user.resolve({"id": names[0], "revision": commit}) == first[:1]
     assert hub.downloads() == []
     assert user.resolve(*({"id": name} for name in names), offline=True) == first
@@ -320,7 +321,7 @@ def test_revisions(hub, user):
 
 
 def test_a_branch_that_moves_meanwhile(hub, user):
-    """What is fetched is of the commit that was listed."""
+    """All files come from the commit that was listed, even if the branch moves."""
     listed = hub.push("org/name", {"a.safetensors": b"1", "config.json": b"1"})
     hub.listed = lambda: hub.push("org/name", {"b.safetensors": b"2", "config.json": b"2"})
     (found,) = user.resolve({"id": "org/name"})
@@ -426,7 +427,7 @@ def test_inspect(hub, user, models):
 
 
 def test_convert(hub, user, models, tmp_path):
-    """Weights in a folder of the repository, the tokenizer at its root, and no config."""
+    """The repository has weights in a folder, a tokenizer at its root, and no config."""
     hub.push("org/flax", models["deepmind-flax"], "v1")
     hub.push("org/flax", {"README.md": b"not here"})
     done = user.run(
@@ -471,7 +472,7 @@ def test_an_adapter_is_downloaded_with_nothing_beside_it(hub, user, tmp_path):
 
 
 def push(user, *commands):
-    """What each command, with a token of its own, printed on stdout and stderr."""
+    """Run each command with its token; return the texts that they print."""
     said = []
     for token, arguments in commands:
         with pytest.MonkeyPatch.context() as patch:
@@ -484,7 +485,7 @@ def push(user, *commands):
     return said
 
 
-@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the hub's client
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # raised by the hub's client
 def test_an_output_is_pushed(hub, user, checkpoint, tmp_path, monkeypatch):
     hub.users["hf_good"] = {
         "name": "me",
@@ -517,7 +518,7 @@ def test_an_output_is_pushed(hub, user, checkpoint, tmp_path, monkeypatch):
     )
     assert f"pushed to {hub.url}/me/new\n" in said[0] and f"{hub.url}/ours/new" in said[1]
     for i, repository in enumerate(("me/new", "ours/new")):
-        asked_for = hub.made[repository]  # an older client has another word for it
+        asked_for = hub.made[repository]  # older clients send another key
         assert asked_for.get("visibility") == "private" or asked_for.get("private") is True
         _, files = hub.find(repository, "main")
         assert files.keys() - {".gitattributes"} == contents(out[i]).keys()
@@ -558,7 +559,7 @@ def kaggle(models, tmp_path, monkeypatch):
     pytest.importorskip("kagglehub")
     monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path / "kagglehub"))
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # a port without a server
     cache = tmp_path / "kagglehub" / "models" / "google" / "recurrentgemma"
     for framework, published in (("flax", "deepmind-flax"), ("pyTorch", "deepmind-torch")):
         folder = cache / framework / "2b" / "1"
@@ -569,7 +570,7 @@ def kaggle(models, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("framework", [ci("flax"), slow("pyTorch")])
 def test_models_of_kaggle(kaggle, checkpoint, tmp_path, framework):
-    """By name and version, and as a path; the tokenizer lies beside the weights."""
+    """Models are found by name and version or by path, with the tokenizer beside the weights."""
     name, known = (
         f"kaggle:google/recurrentgemma/{framework}/2b/1",
         Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0),
@@ -593,7 +594,7 @@ def test_what_kaggle_does_not_have(kaggle, monkeypatch):
     name = "kaggle:google/recurrentgemma/flax/2b"
     assert f"write the version behind the name, {name}/3" in refusal(name, revision="3")
     assert "has no subfolder 'x'" in refusal(f"{name}/1", subfolder="x")
-    said = refusal(name)  # of the latest version one has to ask
+    said = refusal(name)  # the latest version needs a request
     assert said.startswith(f"{name} could not be downloaded: ") and "without a network" in said
 
     def refuse(handle):

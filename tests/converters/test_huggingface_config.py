@@ -1,4 +1,4 @@
-"""config.json as transformers writes and reads it, and token ids."""
+"""config.json as transformers writes and reads it, and the token ids in it."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from griffin_eval.converters.configs.huggingface import (
 )
 from griffin_eval.errors import CheckpointError
 
-# As the 2B model was published, by version 4 of transformers.
+# config.json of the published 2B model, written by version 4 of transformers.
 PUBLISHED_2B = {
     "architectures": ["RecurrentGemmaForCausalLM"],
     "attention_bias": False,
@@ -73,7 +73,7 @@ def refusal(function, *args, **kwargs) -> str:
 
 @st.composite
 def griffin_configs(draw, vocab_size=300_000, num_layers=40):
-    """Everything that transformers can express."""
+    """Draw configs that transformers can express."""
     heads = draw(st.integers(1, 4))
     head_dim = draw(st.sampled_from([4, 8, 16, 20]))
     blocks = st.lists(st.sampled_from(["recurrent", "local_attention"]), min_size=1, max_size=4)
@@ -105,7 +105,7 @@ fuzzed = settings(
 )
 
 
-# There and back.
+# Round trips.
 
 
 @fuzzed
@@ -116,8 +116,8 @@ def test_round_trip_through_transformers(tmp_path, config):
     theirs = RecurrentGemmaConfig(**to_huggingface(config))
     theirs.save_pretrained(tmp_path)
     assert read_config(tmp_path) == (config, json.loads((tmp_path / "config.json").read_text()))
-    # As transformers understands it, too.
-    newer = {"recurrent": "linear_attention", "attention": "sliding_attention"}  # its own names
+    # transformers understands the layer types, too.
+    newer = {"recurrent": "linear_attention", "attention": "sliding_attention"}  # version 5
     types = [newer.get(t, t) for t in theirs.layers_block_type]
     assert types == [
         newer["recurrent" if t == "recurrent" else "attention"] for t in config.block_types
@@ -161,7 +161,7 @@ def test_defaults_are_those_of_transformers(tmp_path):
             {"num_key_value_heads": None, "num_attention_heads": 1, "head_dim": 2560},
             {"num_heads": 1},
         ),
-        # An absent number of heads of keys is as many as there are of queries.
+        # Without num_key_value_heads there are as many key heads as query heads.
         ({"num_key_value_heads": NOT_A_KEY}, {"num_kv_heads": 10}),
         ({"num_key_value_heads": None}, {"num_kv_heads": 10}),
         ({"num_key_value_heads": 5}, {"num_kv_heads": 5}),
@@ -170,7 +170,7 @@ def test_defaults_are_those_of_transformers(tmp_path):
         ({"hidden_activation": "silu"}, {"hidden_activation": "silu"}),
         ({"hidden_activation": "gelu_new"}, {"hidden_activation": "gelu_pytorch_tanh"}),
         ({"sliding_window": 2048}, {}),
-        # RoPE: nested wins over the top level, rope_scaling over rope_parameters.
+        # RoPE: nested keys take precedence over top-level keys, rope_scaling over rope_parameters.
         ({"rope_theta": 500}, {"rope_base": 500.0}),
         ({"partial_rotary_factor": 1}, {"rope_fraction": 1.0}),
         ({"rope_theta": NOT_A_KEY, "partial_rotary_factor": NOT_A_KEY}, {}),
@@ -189,15 +189,15 @@ def test_spellings(changes, fields):
     if "num_heads" in fields:
         expected["gate_blocks"] = fields["num_heads"]
     assert read(**changes) == dataclasses.replace(AS_PUBLISHED, **expected)
-    if "_block_types" in changes:  # of which version 5 of transformers knows nothing
+    if "_block_types" in changes:  # version 5 of transformers ignores this key
         return
     raw = changed(**changes)
-    raw["logits_soft_cap"] = float(raw["logits_soft_cap"])  # an integer it refuses
+    raw["logits_soft_cap"] = float(raw["logits_soft_cap"])  # transformers refuses an integer
     theirs = RecurrentGemmaConfig(**raw)
     assert to_griffin_config(theirs.to_dict(), source="here") == read(**changes)
 
 
-# What is refused.
+# Refused configs.
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_token_ids(tmp_path):
 
     config.write_text('{"model_type": "recurrent_gemma"}')  # transformers' defaults
     assert ids() == ((1,), 2, 0)
-    for other in ("{}", '{"model_type": "griffin"}', None):  # which are of RecurrentGemma alone
+    for other in ("{}", '{"model_type": "griffin"}', None):  # the defaults belong to RecurrentGemma
         config.write_text(other) if other else config.unlink()
         assert token_ids(tmp_path) == {} and generation_eos_ids(tmp_path) == ()
     config.write_text('{"eos_token_id": null, "bos_token_id": null, "pad_token_id": null}')

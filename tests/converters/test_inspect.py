@@ -1,4 +1,4 @@
-"""What a checkpoint is and what is wrong with it: refusals of every format, and `inspect`."""
+"""`inspect`, which describes checkpoints and their faults, and the refusals of every format."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ CONFIG = GriffinConfig(
     visible_keys=5,
 )
 WEIGHTS = {spec.name: initial_value(spec, 0) for spec in param_specs(CONFIG).values()}
-CONTAINERS = ["hf", "deepmind-flax", "deepmind-torch"]  # one format of each container
+CONTAINERS = ["hf", "deepmind-flax", "deepmind-torch"]  # one format for each container
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -50,7 +50,7 @@ def tensors_of(name: str, arrays=WEIGHTS, config=CONFIG) -> dict[str, np.ndarray
 
 
 def write(folder: Path, name: str, tensors, config: GriffinConfig | None = CONFIG) -> Path:
-    """A folder in a format, with a config unless that is None."""
+    """Write a folder in a format, with a config unless that is None."""
     write_tensors(folder, FORMATS[name].container, tensors)
     if config is not None:
         raw = config_json(config, FORMATS[name], "float32")
@@ -69,7 +69,7 @@ def facts(*arguments):
 
 
 def broken(name: str) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Tensors of which one is missing, one too many, one misshaped; and what has to be said."""
+    """Return tensors (one missing, one unexpected, one misshaped) and the expected messages."""
     tensors = tensors_of(name)
     gone, bent = (
         next(b for b in bind(FORMATS[name].table, CONFIG) if b.canonical[0].name.endswith(ending))
@@ -169,7 +169,7 @@ def test_a_preset_is_where_fields_are_from(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_decays_in_low_precision_are_warned_of(tmp_path, dtype):
-    import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 
     name = "model.layers.1.temporal_block.rg_lru.recurrent_param"
     tensors = tensors_of("hf") | {name: WEIGHTS[name].astype(dtype)}
@@ -214,7 +214,7 @@ def test_tensors_are_listed_where_names_or_the_config_are_unknown(tmp_path):
 
 @pytest.mark.parametrize("name", ["hf", "deepmind-torch"])
 def test_integers_in_the_place_of_a_parameter(tmp_path, name):
-    """Elements whose scales are not there: what they are quantised with cannot be told."""
+    """Without scales the quantisation method of an integer tensor is unknown."""
     tensors = tensors_of(name)
     binding = next(b for b in bind(FORMATS[name].table, CONFIG) if "up_proj" in str(b.canonical))
     tensors[binding.foreign] = np.ones(binding.shape, np.int8)
@@ -229,7 +229,7 @@ def test_integers_in_the_place_of_a_parameter(tmp_path, name):
 
 @pytest.mark.parametrize("path", ["run/9", "run/9/../9", "aside/../run/9", "."])
 def test_config_and_tokenizer_of_the_run_of_a_step(tmp_path, monkeypatch, path):
-    """However the path of the step is written; "." is the step's own folder."""
+    """The path of the step may have any form; "." stands for the step's own folder."""
     run, step = tmp_path / "run", tmp_path / "run" / "9"
     run.mkdir()
     write(step, "griffin", tensors_of("griffin"))
@@ -284,14 +284,14 @@ def test_a_head_that_equals_the_embedding_is_tied_and_recorded(tmp_path, name):
             make_plan(checkpoint, FORMATS[target])
 
 
-# Layers that are stacked along a first axis.
+# Layers stacked along the first axis.
 
 
 HAWK = dataclasses.replace(CONFIG, block_pattern=("recurrent",), num_layers=6, visible_keys=1)
 
 
 def stacked(name: str, config: GriffinConfig, groups: int | None) -> dict[str, np.ndarray]:
-    """Layers stacked under names without a number, or as a scan over groups leaves them."""
+    """Stack all layers under names without numbers, or groups of layers as a scan does."""
     parts: dict[str, list[np.ndarray]] = {}
     tensors, alone = tensors_of(name, weights_of(config), config), set()
     for binding in bind(FORMATS[name].table, config):
@@ -318,7 +318,7 @@ def test_all_layers_in_one_stack_are_recognised(tmp_path, name, with_config):
     tensors = stacked(name, HAWK, None)
     assert not any(c.isdigit() and c != "1" for key in tensors for c in key)
     folder = write(tmp_path / "x", name, tensors, HAWK if with_config and name != "hf" else None)
-    if name == "hf":  # which cannot say that a model is Hawk, but reads it
+    if name == "hf":  # hf reads Hawk models but cannot write them
         raw = config_json(CONFIG, FORMATS["hf"], "float32")
         raw |= {"block_types": ["recurrent"], "num_hidden_layers": 6}
         (folder / "config.json").write_text(json.dumps(raw))
@@ -339,7 +339,7 @@ def test_stacks_that_could_be_of_several_layers_are_not_guessed(tmp_path, name):
         Checkpoint(folder)
     tensors = stacked(name, HAWK, None)
     norm = next(key for key in tensors if "final_norm" not in key and "norm" in key)
-    tensors[norm] = tensors[norm][:3]  # of other layers than the rest
+    tensors[norm] = tensors[norm][:3]  # fewer layers than in the other stacks
     with pytest.raises(CheckpointError, match="hold several layers each.*--names"):
         Checkpoint(write(tmp_path / "y", name, tensors, config))
 

@@ -1,4 +1,4 @@
-"""A manifest is read as well as written: weights that are not what it says are noticed."""
+"""Checks of weights against their manifest, and against the checksums of other formats."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from griffin_eval.converters.source.hub import hub_sha256
 from griffin_eval.errors import BadInput, CheckpointError
 from griffin_eval.states.weights_hash import weights_sha256
 
-CONTAINERS = ["griffin", "griffin-orbax", "deepmind-torch"]  # one format of each container
+CONTAINERS = ["griffin", "griffin-orbax", "deepmind-torch"]  # one format for each container
 WEIGHTS = weights(CONFIG)
 
 
@@ -39,7 +39,7 @@ def convert(source, destination, target, **options):
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """The same weights in every format, each with its manifest."""
+    """Write the same weights in every format, each with its manifest."""
     folder = tmp_path_factory.mktemp("converted")
     write_all(folder)
     return folder
@@ -59,7 +59,7 @@ def test_whole_ones_are_as_their_manifest_says(converted, tmp_path, name):
 @pytest.mark.parametrize("count", [10, slow(1000)])
 @pytest.mark.parametrize("name", fast(CONTAINERS, FORMATS))
 def test_no_flipped_bit_goes_through(converted, tmp_path, name, count):
-    """Whatever bit of whatever file of weights it is: refused, or without effect."""
+    """A flipped bit in any file of weights is refused or has no effect."""
     draw, noticed = np.random.default_rng(count), 0
     apart = {MANIFEST_FILE, "config.json"}
     for trial in range(count):
@@ -81,7 +81,7 @@ def test_no_flipped_bit_goes_through(converted, tmp_path, name, count):
                 np.testing.assert_array_equal(value, WEIGHTS[key])
         shutil.rmtree(copy)
         shutil.rmtree(out, ignore_errors=True)
-    assert noticed  # names of files of Orbax are random, and so how many of them
+    assert noticed  # no exact count: Orbax's files and their order are random
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_tensor_is_named_and_no_check_takes_it(converted, tmp_path, options)
     shutil.copytree(converted / "griffin", copy)
     weights = load_file(copy / "model.safetensors")
     name = "model.embed_tokens.weight"
-    weights[name][-1, -1] += 1  # of a token that may be cut off
+    weights[name][-1, -1] += 1  # row of the last token, which --vocab-size may remove
     save_file(weights, copy / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"{name} has the SHA-256 .*\(--no-check"):
         convert(copy, tmp_path / "out", "griffin", **options)
@@ -108,7 +108,7 @@ def test_the_tensor_is_named_and_no_check_takes_it(converted, tmp_path, options)
 
 
 def test_a_parameter_that_the_manifest_lacks_is_noticed(converted, tmp_path):
-    """An output head of its own, in an output whose head was the embedding."""
+    """An untied output head is added to an output whose head was the embedding."""
     copy, out = tmp_path / "copy", tmp_path / "out"
     shutil.copytree(converted / "griffin", copy)
     weights = load_file(copy / "model.safetensors")
@@ -164,7 +164,7 @@ def test_without_a_manifest_nothing_is_checked(converted):
 
 @pytest.mark.parametrize("name", fast(["griffin"], FORMATS))
 def test_the_manifest_of_other_weights_in_the_folder_is_left_alone(converted, tmp_path, name):
-    """A .pt file that was put into the folder of an output, for its config."""
+    """A .pt file was copied into the folder of an output to use its config."""
     scaled, plain = tmp_path / "scaled", tmp_path / "plain"
     shutil.copytree(converted / "source", plain)
     save_file({n: w * 2 for n, w in WEIGHTS.items()}, plain / "model.safetensors")
@@ -173,7 +173,7 @@ def test_the_manifest_of_other_weights_in_the_folder_is_left_alone(converted, tm
     shutil.copy(scaled / "model.pt", folder / "step.pt")
     step = Checkpoint(folder / "step.pt")
     assert recorded(step) == {}
-    assert check(step) == (len(WEIGHTS), [])  # with its own CRC-32s
+    assert check(step) == (len(WEIGHTS), [])  # checked by the CRC-32s in the file
     step.parts("model.final_norm.weight").numpy([slice(None)])
     convert(folder / "step.pt", tmp_path / "out", "griffin")
     for key, value in load_file(tmp_path / "out" / "model.safetensors").items():
@@ -202,7 +202,7 @@ def test_damage_is_told_before_the_nan_that_comes_of_it(checkpoint, tmp_path, ki
 
 
 def flip(path, at=None):
-    """Changes a bit of the weights, in the middle of a file."""
+    """Flip a bit in the middle of a file, or in the byte at ``at``."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2 if at is None else at] ^= 1
     path.write_bytes(content)
@@ -210,7 +210,7 @@ def flip(path, at=None):
 
 @pytest.fixture
 def only_crcs(converted, tmp_path):
-    """A .pt file with a changed weight, and no manifest."""
+    """Write a .pt file with a changed weight and without a manifest."""
     copy = tmp_path / "copy"
     shutil.copytree(converted / "deepmind-torch", copy)
     (copy / MANIFEST_FILE).unlink()
@@ -244,7 +244,7 @@ def test_every_tensor_of_a_pt_file_has_a_checksum(converted):
 
 
 def test_views_have_no_checksum_of_their_own(tmp_path):
-    """Nor does a file that torch.save was told to write without."""
+    """Only tensors that cover a whole storage in order have a CRC-32."""
     whole = torch.arange(6.0).reshape(2, 3)
     torch.save({"a": whole.T, "b": whole[:1], "c": whole.clone(), "d": whole}, tmp_path / "a.pt")
     with open_torch(tmp_path / "a.pt") as file:
@@ -253,7 +253,7 @@ def test_views_have_no_checksum_of_their_own(tmp_path):
 
 
 def test_files_of_the_hub_are_compared_with_its_hash(converted, tmp_path):
-    """The cache calls large files by their SHA-256, to which the names of a commit are links."""
+    """The hub's cache names large files by their SHA-256; snapshots hold links to them."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
     blobs.mkdir()
     shutil.copytree(converted / "source", snapshot)

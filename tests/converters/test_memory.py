@@ -1,4 +1,4 @@
-"""A conversion takes pieces of two tensors, and whole tensors only where a layout changes."""
+"""Peak memory: pieces of two tensors, and whole tensors only where a layout changes."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from griffin_eval.converters.plan import make_plan
 from griffin_eval.converters.tensors import PIECE_BYTES, LazyTensor
 from griffin_eval.layout import param_specs
 
-# Runs the command line and prints the largest anonymous memory that it saw.
+# Run the command line and print its peak anonymous memory.
 _WATCHED = """
 import re, sys, threading, time
 seen = []
@@ -41,7 +41,7 @@ print(max(seen))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A bfloat16 model whose largest tensors, the MLP's, have 40 MB."""
+    """Write a bfloat16 model whose largest tensors, the MLP's, have 40 MB."""
     config = GriffinConfig(
         vocab_size=20_000,
         width=512,
@@ -95,7 +95,7 @@ def peak(source, target, destination, *options) -> int:
     ids=str,
 )
 def test_memory_of_writing(model, tmp_path, target, options, megabytes):
-    """Python and libraries take 50 to 180 of them; the times at which threads end, up to 50."""
+    """Limits include 50 to 180 MB for Python and libraries, and up to 50 MB for thread timing."""
     assert peak(model, target, tmp_path / "out", *options) <= megabytes * 10**6
 
 

@@ -1,4 +1,4 @@
-"""What is converted to ``hf`` is loaded by mlx_lm, whose logits differ as far as its model does."""
+"""mlx_lm loads ``hf`` outputs; its logits differ from ours only where its model differs."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "width, exact",
-    [(64, True), (32, False)],  # the root of 64 is a bfloat16, that of 32 is not
+    [(64, True), (32, False)],  # sqrt(64) is exact in bfloat16, sqrt(32) is not
 )
 def test_logits(tmp_path, monkeypatch, width, exact):
     from mlx_lm.utils import load_model
@@ -31,7 +31,7 @@ def test_logits(tmp_path, monkeypatch, width, exact):
     ids = tokens(config, 2, 2 * config.visible_keys + 3)
     expected = logits(load_base(tmp_path / "hf"), ids)
     blocks = [norm for x in model.layers for norm in (x.temporal_pre_norm, x.channel_pre_norm)]
-    assert {norm.eps for norm in blocks} == {1e-5}  # whatever the config says
+    assert {norm.eps for norm in blocks} == {1e-5}  # mlx_lm ignores the config's epsilon
     assert model.model.final_norm.eps == pytest.approx(1e-6)
     as_it_is = relative_error(np.array(model(mx.array(ids))), expected)
     for norm in blocks:
@@ -41,7 +41,7 @@ def test_logits(tmp_path, monkeypatch, width, exact):
     assert with_our_epsilon < (2e-5 if exact else 3e-3)
     assert with_our_epsilon < as_it_is < 3e-3
     if not exact:
-        # transformers rounds the scale of embeddings, the root of the width, to bfloat16.
+        # transformers rounds the embedding scale sqrt(width) to bfloat16.
         monkeypatch.setattr("mlx_lm.models.recurrent_gemma.math", SimpleNamespace(sqrt=_rounded))
         assert relative_error(np.array(model(mx.array(ids))), expected) < 2e-5
 

@@ -1,4 +1,4 @@
-"""Checkpoints with names of a user's own, layers stacked or not, read through a table of names."""
+"""Checkpoints with foreign names, layers stacked or not, read through a table of names."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ UP_AND_GATE = [f"model.layers.0.mlp_block.{n}_proj.weight" for n in ("up", "gate
 
 
 def entry(foreign: str, canonical: list[str], op: str | None, stack=None) -> str:
-    """One [[tensor]] of a table."""
+    """Return one [[tensor]] entry of a table."""
     lines = ["[[tensor]]", f"foreign = {json.dumps(foreign)}"]
     lines.append(f"canonical = {json.dumps(canonical if len(canonical) > 1 else canonical[0])}")
     lines += [f"op = {json.dumps(op)}"] if op else []
@@ -52,8 +52,8 @@ def entry(foreign: str, canonical: list[str], op: str | None, stack=None) -> str
 
 
 def block_of(layer: int) -> tuple[dict[str, np.ndarray], dict[str, tuple]]:
-    """Tensors of a block by names of their own, and the rows that say what they hold: most hold a
-    parameter as it is, one the matrices that a format of ours splits and transposes."""
+    """Return a block's tensors by foreign name, and a table row for each. All tensors but one hold
+    an unchanged parameter; "up/w" stacks the two transposed matrices of the MLP."""
     start = f"model.layers.{layer}."
     names = [name.removeprefix(start) for name in WEIGHTS if name.startswith(start)]
     pair = [f"mlp_block.{name}_proj.weight" for name in ("gate", "up")]
@@ -64,7 +64,7 @@ def block_of(layer: int) -> tuple[dict[str, np.ndarray], dict[str, tuple]]:
 
 
 def foreign_model(stacked: bool) -> tuple[dict[str, np.ndarray], str]:
-    """The model in foreign names, and the table that reads them."""
+    """Return the model under foreign names, and the table that reads it."""
     tensors = {"emb": WEIGHTS["model.embed_tokens.weight"], "last/norm": WEIGHTS[NORM]}
     table = entry("emb", ["model.embed_tokens.weight"], None) + entry("last/norm", [NORM], None)
     blocks, rows = zip(*map(block_of, range(CONFIG.num_layers)), strict=True)
@@ -92,7 +92,7 @@ def foreign_model(stacked: bool) -> tuple[dict[str, np.ndarray], str]:
 
 def is_the_model(checkpoint: Checkpoint) -> None:
     assert checkpoint.dtypes.keys() == WEIGHTS.keys()
-    for name in sorted(WEIGHTS):  # in another order than that of the layers
+    for name in sorted(WEIGHTS):  # an order that differs from the layers'
         found = checkpoint.numpy(name)
         assert found.tobytes() == WEIGHTS[name].tobytes() and found.shape == WEIGHTS[name].shape
         pieces = b"".join(piece.tobytes() for piece in checkpoint.pieces(name))
@@ -132,7 +132,7 @@ def refusal(tmp_path: Path, tensors, table: str, error=CheckpointError, **given)
 def test_what_a_table_ignores_is_listed(tmp_path):
     tensors, table = foreign_model(stacked=False)
     extra = {"opt_state/0/mu": np.ones(3, np.int32), "step": np.ones((), np.float32)}
-    ignore = 'ignore = ["opt_state/*", "ste?", "emb"]\n'  # emb is named by a row
+    ignore = 'ignore = ["opt_state/*", "ste?", "emb"]\n'  # a row names emb, so it is not ignored
     checkpoint = read(tmp_path, tensors | extra, ignore + table)
     assert checkpoint.inspection.left_out == dict.fromkeys(sorted(extra), "ignored by map.toml")
     convert(checkpoint, tmp_path / "out", to="griffin")
@@ -304,7 +304,7 @@ def test_what_tensors_cannot_say_is_in_the_config(tmp_path):
     config = "[config]\nvisible_keys = 7\nrope_base = 500\nlogits_soft_cap = 1.0\n"
     checkpoint = read(tmp_path, tensors, table + config, visible_keys=None)
     changed = {"visible_keys": 7, "rope_base": 500}
-    assert checkpoint.config == dataclasses.replace(CONFIG, **changed)  # the cap is given, too
+    assert checkpoint.config == dataclasses.replace(CONFIG, **changed)  # the argument sets the cap
     origins = checkpoint.inspection.origins
     assert origins["rope_base"] == "names, map.toml" and origins["logits_soft_cap"] == "given"
     with pytest.raises(CheckpointError, match=r"num_heads \(3\) must divide width \(8\)"):

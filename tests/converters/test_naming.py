@@ -32,7 +32,7 @@ from griffin_eval.converters.tensors import in_memory
 from griffin_eval.errors import CheckpointError
 from griffin_eval.layout import param_specs
 
-FAMILIES = ["griffin-100m", "hawk-3b", "mqa-6b", "recurrentgemma-2b"]  # one preset of each
+FAMILIES = ["griffin-100m", "hawk-3b", "mqa-6b", "recurrentgemma-2b"]  # one preset for each family
 TABLES = {
     "canonical": CANONICAL,
     "paths": CANONICAL_PATHS,
@@ -68,7 +68,7 @@ def test_every_operation_is_undone_by_its_inverse(op, data):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_changes_of_every_16_bit_number(dtype):
-    """A difference is rounded once, a product to one unit; long doubles hold both exactly."""
+    """A difference is rounded once, a product to one ulp; long doubles hold both exactly."""
     dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
     values = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -133,7 +133,7 @@ def test_a_preset_is_recovered_from_shapes_and_its_name(preset, table):
     unseen = {name: getattr(config, name) for name in UNSEEN}
     inferred = GriffinConfig(**complete_fields(known, unseen, None, "here")[0])
     assert param_specs(inferred) == param_specs(config)
-    if "global_attention" not in config.block_pattern:  # which has the shapes of local attention
+    if "global_attention" not in config.block_pattern:  # shapes do not tell it from local attention
         assert inferred.block_types == config.block_types
     assert f"preset {preset}" in ask_for(["visible_keys"], known, "here")
     others = {p for p in PRESETS if PRESETS[p].block_types != config.block_types}
@@ -156,7 +156,7 @@ def test_what_no_shape_says_is_asked_for():
 
 
 DEEPMIND = ("deepmind-flax", "deepmind-torch")
-LIMITS = [  # a field, the formats that cannot hold it, and why
+LIMITS = [  # a field, the formats that cannot store it, and the reason
     ({}, (), ""),
     ({"lru_width": 10}, ("hf",), "lru_width=10"),
     ({"embedding_scale": False}, ("hf",), "embedding_scale=False"),

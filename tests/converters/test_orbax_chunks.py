@@ -26,7 +26,7 @@ from griffin_eval.errors import BadInput
 from griffin_eval.layout import param_specs
 from griffin_eval.sharding.split import split_over
 
-# Local attention only, and as many blocks of gates as heads: every format holds it.
+# Local attention only, and as many gate blocks as heads: every format can store this model.
 CONFIG = dataclasses.replace(BASE, vocab_size=64, num_heads=4, gate_blocks=4)
 WIDE = dataclasses.replace(CONFIG, vocab_size=8192, width=512, lru_width=512, mlp_width=2048)
 
@@ -82,8 +82,8 @@ def source(tmp_path):
     return write_griffin(tmp_path / "source", CONFIG)
 
 
-# Stock Orbax in one of two processes, each of two devices. `rchar` counts the bytes that calls to
-# the system read, of which the files of the arrays are nearly all.
+# Stock Orbax in one of two processes with two devices each. `rchar` counts the bytes that system
+# calls read; nearly all of them come from the files of the arrays.
 SHARED = """
 import re, sys
 import jax, numpy as np, orbax.checkpoint as ocp
@@ -126,7 +126,7 @@ for name in param_specs(config):
 
 
 def stored_bytes(folder, ranks) -> int:
-    """Bytes on the disk of the chunks of which some of four devices hold something."""
+    """Return the stored bytes of all chunks that overlap the parts of these ranks (of four)."""
     store, split, total = database(folder), split_over(WIDE, 4), 0
     for name, spec in param_specs(WIDE).items():
         chunk = chunks_of(folder, name)
@@ -144,7 +144,7 @@ def stored_bytes(folder, ranks) -> int:
 
 
 def read_by_processes(folder) -> list[int]:
-    """Bytes that each of two processes reads to restore the parts of its two devices."""
+    """Return how many bytes each of two processes reads to restore its two devices' parts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -160,13 +160,13 @@ def read_by_processes(folder) -> list[int]:
     ]
     said = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    return [int(re.findall(r"read (\d+) bytes", words)[0]) for words in said]  # gloo talks too
+    return [int(re.findall(r"read (\d+) bytes", words)[0]) for words in said]  # gloo prints, too
 
 
 @pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_hosts_read_their_own_bytes_and_no_more(tmp_path):
-    """Without the grid of their mesh, each reads nearly all of it for the columns that it needs."""
+    """Without chunks on the mesh's grid, each host reads nearly the whole checkpoint."""
     write_griffin(tmp_path / "source", WIDE)
     read = {}
     for name, options in (("rows", ()), ("grid", ("--chunks", "model=4"))):
@@ -210,7 +210,7 @@ def test_what_cannot_be_is_one_sentence(source, tmp_path, target, chunks, senten
 
 
 def parts_of(folder, devices: int):
-    """Every part of every parameter, as each of some devices reads it, and the checkpoint."""
+    """Return the parts of every parameter by name and device rank, and the open checkpoint."""
     checkpoint = Checkpoint(folder)
     split = split_over(checkpoint.config, devices)
     found = {}
@@ -233,7 +233,7 @@ def test_no_flipped_bit_goes_into_a_part(source, tmp_path):
         np.testing.assert_array_equal(part, original.numpy(name)[split.part(spec, rank)])
     files = [path for path in sorted(out.rglob("d/*")) if path.is_file()]
     sizes = np.array([path.stat().st_size for path in files])
-    for flips in range(200):  # many are of bytes that no part is read from
+    for flips in range(200):  # many flips hit bytes that no part uses
         if noticed == 3 and flips >= 10:
             break
         path = files[draw.choice(len(files), p=sizes / sizes.sum())]

@@ -1,4 +1,4 @@
-"""What Orbax, flax and recurrentgemma write is read without them; what is damaged is refused."""
+"""Folders of Orbax, flax and recurrentgemma, read without them; damaged folders are refused."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ OTHER = {"step": np.int32(7), "rng": np.array([1, 2], np.uint32)}
 
 
 def flat(tree, prefix=()):
-    """Leaves by their keys, joined by "/"."""
+    """Return the leaves of a tree by their keys joined with "/"."""
     items = enumerate(tree) if isinstance(tree, list | tuple) else tree.items()
     found = {}
     for key, value in items:
@@ -49,7 +49,7 @@ def flat(tree, prefix=()):
 
 
 def check(folder, expected=PARAMS, *, item=None):
-    """The folder holds exactly these arrays, bit for bit, however they are read."""
+    """Assert that every way of reading the folder gives exactly these arrays, bit for bit."""
     reader = open_orbax(folder, item=item)
     wanted = flat(expected)
     assert reader.tensors.keys() == wanted.keys()
@@ -101,7 +101,7 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("streamed", [False, True, "no pyarrow"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_read(saved, layout, streamed, monkeypatch):
-    if streamed:  # as large chunks are
+    if streamed:  # the way that large chunks are read
         monkeypatch.setattr(store, "_STREAMED", 0)
     if streamed == "no pyarrow":
         monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -122,7 +122,7 @@ def test_every_layout_is_read(saved, layout, streamed, monkeypatch):
         "step": reader.left_out["step"],
         "rng": "uint32, state of random numbers",
     }
-    if streamed is True and not layout.startswith("OCDBT"):  # whose small values are in the tree
+    if streamed is True and not layout.startswith("OCDBT"):  # OCDBT stores small values in its tree
         assert opened
 
 
@@ -192,7 +192,7 @@ def test_steps_of_a_trainer(tmp_path, train_state):
     mu = check(tmp_path / "run", zeros, item="opt_state/0/mu")
     assert mu.left_out["params/blocks.2/scale"] == "not in opt_state/0/mu"
 
-    # A save that was cut off is not the latest one.
+    # An interrupted save does not count as the latest step.
     (tmp_path / "run" / "13000.orbax-checkpoint-tmp").mkdir()
     shutil.copytree(tmp_path / "run" / "12000", tmp_path / "run" / "14000")
     metadata = tmp_path / "run" / "14000" / "_CHECKPOINT_METADATA"
@@ -203,19 +203,19 @@ def test_steps_of_a_trainer(tmp_path, train_state):
 
 
 LEFTOVERS = (
-    "9.orbax-checkpoint-tmp-1712345678901234",  # the number behind "tmp" is a time
+    "9.orbax-checkpoint-tmp-1712345678901234",  # the number after "tmp" is a timestamp
     "3.orbax-checkpoint-tmp-1712345678901234",
     "step_9.orbax-checkpoint-tmp-1712345678901234",
     "9.orbax-checkpoint-tmp",
     "9.orbax-tmp-1712345678901234",
-    "tmp-checkpoint-9",  # as transformers named it from 4.36 to 4.37
+    "tmp-checkpoint-9",  # name in transformers 4.36 and 4.37
     "tmp_9",
 )
 
 
 @pytest.fixture(scope="module")
 def unmarked_run(tmp_path_factory):
-    """A run as releases of Orbax left it that marked no step as finished."""
+    """Write a run as releases of Orbax did that marked no step as finished."""
     import orbax.checkpoint as ocp
 
     root = tmp_path_factory.mktemp("run")
@@ -234,7 +234,7 @@ def test_what_a_save_that_was_cut_off_left_is_no_step(tmp_path, unmarked_run, na
     assert "step 7" in check(run).layout
     assert ocp.CheckpointManager(run).latest_step() == 7 or name.startswith("tmp")
     assert steps_of(run) == {7: run / "7"}
-    (leftover / "manifest.ocdbt").unlink()  # processes wrote their parts, and nobody merged them
+    (leftover / "manifest.ocdbt").unlink()  # processes wrote their parts, but never merged them
     assert "step 7" in check(run).layout
     assert steps_of(run) == {7: run / "7"}
     shutil.rmtree(run / "7")
@@ -249,7 +249,7 @@ def test_what_a_save_that_was_cut_off_left_is_no_step(tmp_path, unmarked_run, na
 
 
 def test_a_step_without_the_file_that_marks_an_earlier_one_as_finished(tmp_path, unmarked_run):
-    """Where a store renames no folders, Orbax marks a finished step by commit_success.txt."""
+    """Orbax marks finished steps by commit_success.txt in stores that cannot rename folders."""
     run = shutil.copytree(unmarked_run, tmp_path / "run")
     shutil.copytree(run / "7", run / "9")
     assert "step 9" in check(run).layout
@@ -257,15 +257,15 @@ def test_a_step_without_the_file_that_marks_an_earlier_one_as_finished(tmp_path,
     reader = check(run)
     assert "step 7" in reader.layout and "unfinished: 9" in reader.layout
     assert list(steps_of(run)) == [7]
-    check(run / "9")  # named, it is read nevertheless
+    check(run / "9")  # an explicit path is read nevertheless
     (run / "9" / "commit_success.txt").write_text("")
     assert "step 9" in check(run).layout and list(steps_of(run)) == [7, 9]
-    (run / "7" / "commit_success.txt").unlink()  # of an older release, before an update
+    (run / "7" / "commit_success.txt").unlink()  # step of an older release
     assert "step 9" in check(run).layout and list(steps_of(run)) == [7, 9]
 
 
 def test_a_path_with_two_dots(tmp_path, monkeypatch):
-    """tensorstore refuses such paths."""
+    """tensorstore refuses paths with two dots, so they are resolved first."""
     save(tmp_path / "run" / "7" / "default", PARAMS)
     (tmp_path / "aside").mkdir()
     assert "step 7" in check(tmp_path / "aside" / ".." / "run").layout
@@ -273,7 +273,7 @@ def test_a_path_with_two_dots(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "aside")
     check("../run/7/default")
     (tmp_path / "link").symlink_to(tmp_path / "run" / "7", target_is_directory=True)
-    check("../link/../7")  # the parent of what a link points to
+    check("../link/../7")  # the parent of the link's target
     monkeypatch.chdir(tmp_path / "run" / "7")
     assert "step 7" in check(".").layout
 
@@ -400,7 +400,7 @@ def test_aggregate_file_of_old_orbax(tmp_path):
         tree["step"] = 7
         (folder / "checkpoint").write_bytes(msgpack_utils.msgpack_serialize(tree))
         check(folder)
-        restored = ocp.PyTreeCheckpointer().restore(folder)  # Orbax agrees that this is one
+        restored = ocp.PyTreeCheckpointer().restore(folder)  # Orbax accepts this as a checkpoint
         assert flat(restored)["params/blocks.2/scale"].tobytes() == (
             PARAMS["blocks.2"]["scale"].tobytes()
         )
@@ -415,7 +415,7 @@ def test_tensorstore_missing(saved, monkeypatch):
 def test_what_is_no_checkpoint(tmp_path, saved):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "checkpoint-500").mkdir()
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "x"')  # TensorFlow's
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "x"')  # TensorFlow's file
     assert not looks_like_orbax(tmp_path)
     assert not looks_like_orbax(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="_METADATA.*found checkpoint; checkpoint-500; conf"):
@@ -476,7 +476,7 @@ def test_damage_is_named(saved, tmp_path):
 @pytest.mark.parametrize("ocdbt", [True, False])
 @pytest.mark.parametrize("zarr3", [True, False])
 def test_chunks_of_zeros_that_orbax_left_out(tmp_path, monkeypatch, zarr3, ocdbt, streamed):
-    """As Orbax did before it noted in _METADATA that it does not."""
+    """Orbax left out chunks of zeros before it recorded in _METADATA that it writes them."""
     import jax
     import orbax.checkpoint as ocp
     from orbax.checkpoint._src.serialization import tensorstore_utils
@@ -500,7 +500,7 @@ def test_chunks_of_zeros_that_orbax_left_out(tmp_path, monkeypatch, zarr3, ocdbt
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             check(folder, jax.tree.map(np.asarray, checkpointer.restore(folder)))
         check(folder, tree)
-    if not zarr3:  # of which nothing was left out
+    if not zarr3:  # this format has all its chunks
         return
     (folder / "_METADATA").write_text(json.dumps(raw | {flag: True}))
     refused(folder, r"3 of 3 arrays .*'some': \d of its \d chunks are missing")
@@ -509,7 +509,7 @@ def test_chunks_of_zeros_that_orbax_left_out(tmp_path, monkeypatch, zarr3, ocdbt
 
 
 def packed_array(shape=b"\x90", dtype=b"\xa7float32", content=b"\xc4\x04abcd") -> bytes:
-    """An array in msgpack, of shape () unless that is said otherwise."""
+    """Return an array in msgpack, of shape () by default."""
     fields = b"\x93" + shape + dtype + content
     return b"\xc9" + struct.pack(">Ib", len(fields), 1) + fields
 
@@ -542,7 +542,7 @@ def nested_arrays(levels: int) -> bytes:
         (b"\xdd" + struct.pack(">I", 3 << 20) + b"\xc0" * (3 << 20), "too many values"),
         (b"\xdd" + struct.pack(">I", 200_000) + b"\x90" * 200_000, "too many values"),
     ],
-    ids=itertools.count(),  # not the values, some of which are long
+    ids=itertools.count(),  # some values are too long for an id
 )
 def test_msgpack_that_lies(tmp_path, value, said):
     good = b"\x82\xa1w" + packed_array()

@@ -1,4 +1,4 @@
-"""What is written is a checkpoint to stock Orbax and to recurrentgemma, within bounded memory."""
+"""Orbax folders that stock Orbax and recurrentgemma load, written within bounded memory."""
 
 import math
 import subprocess
@@ -21,7 +21,7 @@ ARRAYS = {
     "blocks.0/mlp/w": RNG.standard_normal((2, 5, 6)).astype(np.float32),
     "blocks.0/mlp/b": RNG.standard_normal((2, 1, 1, 6)).astype(np.float16),
     "layers/0/scale": RNG.standard_normal(9),
-    "layers/10/scale": np.zeros(9, np.float32),  # equal to what fills absent chunks
+    "layers/10/scale": np.zeros(9, np.float32),  # zeros, with which Orbax fills absent chunks
     "odd": np.array(0x7FC1, np.uint16).view(ml_dtypes.bfloat16),  # no dimensions; NaN with payload
     "infinite": np.array([np.inf, -0.0, 5e-324]),
 }
@@ -40,7 +40,7 @@ def write(folder, arrays, prefix=""):
 
 
 def same(tree, arrays=ARRAYS):
-    """Whether the nested dict is exactly these arrays, bit for bit."""
+    """Assert that the nested dict holds exactly these arrays, bit for bit."""
     for name, array in arrays.items():
         found = tree
         for key in name.split("/"):
@@ -61,7 +61,7 @@ def test_stock_orbax_restores_it(tmp_path):
         restored = checkpointer.restore(tmp_path / "x")
         assert same(restored) and list(restored["layers"]) == ["0", "10"]
         assert restored.keys() == {name.split("/")[0] for name in ARRAYS}
-        with jax.enable_x64(True):  # as arrays of jax, on a device
+        with jax.enable_x64(True):  # restored to JAX arrays on a device
             device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             target = jax.tree.map(
                 lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device), restored
@@ -122,7 +122,7 @@ def test_wrong_use_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_one_sentence(tmp_path):
-    """A limit on the size of files stands for the disk."""
+    """A limit on the size of files simulates a full disk."""
     program = f"""
     import resource, signal, numpy as np
     from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
@@ -181,7 +181,7 @@ print(peak[0] - base)
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_an_embedding_of_1_3_gb(tmp_path):
-    """Anonymous memory above the start, in MiB; the array itself has 1250."""
+    """Writing and reading an array of 1,250 MiB takes much less anonymous memory."""
 
     def measure(folder, job):
         run = subprocess.run(

@@ -1,4 +1,4 @@
-"""Outputs are in place whole or not at all, killed at any moment; arrays are written bit by bit."""
+"""Outputs appear whole or not at all, even after a kill; arrays are written in pieces."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def fill(folder: Path, text: str) -> None:
 
 
 def content(path: Path) -> str | None:
-    """None if absent; the text that every file of the folder holds, all of which must be there."""
+    """Return the text that every file of the folder holds, or None without the folder."""
     if not os.path.lexists(path):
         return None
     texts = {(path / name).read_text() for name in FILES}
@@ -50,7 +50,7 @@ def refusal(error: type[Exception], *fragments: str, **options) -> str:
     return message
 
 
-# In place.
+# Outputs in place.
 
 
 def test_a_folder_appears_whole(tmp_path):
@@ -144,7 +144,7 @@ def test_what_comes_into_being_meanwhile_is_not_replaced(tmp_path, monkeypatch, 
             fill(new, "new")
             to.mkdir()
             fill(to, "mine")
-    # And if it comes between the last look and the renaming.
+    # The folder may also appear between the last check and the renaming.
     (tmp_path / "full").mkdir()
     monkeypatch.setattr(atomic, "exists", lambda path, **_: False)
     with pytest.raises(BadInput, match="came into being" if swap else "not empty"):
@@ -183,14 +183,14 @@ def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     assert synced[-1] == str(tmp_path)
 
 
-# Killed.
+# Killed processes.
 
 _EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir"}
 _EVENTS |= {"shutil.rmtree", "ctypes.dlsym", "os.truncate", "fcntl.flock"}
 
 
 def killed_at(count: int, action) -> bool:
-    """Forks a process that runs the action and is killed before its count-th step."""
+    """Fork a process that runs the action and is killed before its count-th step."""
     child = os.fork()
     if child == 0:
         left = count
@@ -213,7 +213,7 @@ def killed_at(count: int, action) -> bool:
     return os.WIFSIGNALED(status)
 
 
-# Processes import this file, and so it takes no marks from tests/support.
+# Child processes import this file, so it uses no marks from tests/support.
 @pytest.mark.parametrize(
     "swap, before",
     [
@@ -224,7 +224,7 @@ def killed_at(count: int, action) -> bool:
     ],
 )
 def test_killed_at_every_step(tmp_path, swap, before):
-    # In a process of its own, since one that has loaded JAX must not fork.
+    # A new process is needed, since a process that has loaded JAX must not fork.
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_output\n"
         f"test_output.kill_at_every_step({str(tmp_path)!r}, {swap}, {before!r})"
@@ -248,12 +248,12 @@ def kill_at_every_step(root: str, swap: bool, before: str | None) -> None:
         seen.add(content(to))
         if before and swap:
             assert content(to) is not None
-        if count % 3 == 0:  # killed again, somewhere else
+        if count % 3 == 0:  # killed again, at another step
             options["overwrite"] = True
             killed_at(count // 2, lambda to=to, options=options: make(to, "new", **options))
-        # Any rerun works, and clears everything.
+        # Every rerun succeeds and removes leftovers.
         was = content(to)
-        if before and was is None:  # between the two renames: any run puts the old one back
+        if before and was is None:  # between two renames: the next run restores the old output
             refusal(ArgumentError, "already exists", path=to)
             assert content(to) == before
         if was and count % 2:
@@ -266,7 +266,7 @@ def kill_at_every_step(root: str, swap: bool, before: str | None) -> None:
         shutil.rmtree(folder)
         if not killed:
             break
-    assert count > 20  # as many steps at least
+    assert count > 20  # lower bound of the number of steps
     assert seen == {before, "new"} | (set() if swap else {None})
 
 

@@ -1,4 +1,4 @@
-"""What a conversion reads is never what --overwrite replaces."""
+"""--overwrite never replaces files that the conversion reads."""
 
 import json
 import os
@@ -26,20 +26,20 @@ def formats(tmp_path_factory):
 
 
 def _file(formats: Path, root: Path) -> tuple[Path, Path, list[str]]:
-    """A file whose config lies beside it."""
+    """Write a file with its config beside it."""
     folder = shutil.copytree(formats / "deepmind-torch", root / "folder")
     return folder / "model.pt", folder / "model.pt", []
 
 
 def _step(formats: Path, root: Path) -> tuple[Path, Path, list[str]]:
-    """A step of a training, whose config lies in the folder of the run."""
+    """Write a training step whose config is in the folder of the run."""
     step = shutil.copytree(formats / "griffin", root / "run" / "100")
     (step / "config.json").rename(root / "run" / "config.json")
     return step, step, []
 
 
 def _run(formats: Path, root: Path) -> tuple[Path, Path, list[str]]:
-    """A run, of which the last step is read."""
+    """Write a run, whose last step is read."""
     step = shutil.copytree(formats / "griffin-orbax", root / "run" / "100")
     shutil.copy(step / "config.json", root / "run")
     return root / "run", step, []
@@ -60,7 +60,7 @@ def _adapter(formats: Path, root: Path) -> tuple[Path, Path, list[str]]:
 
 
 def _tokenizer(formats: Path, root: Path) -> tuple[Path, Path, list[str]]:
-    """A tokenizer in the parent folder, as Google publishes it."""
+    """Write a model with its tokenizer in the parent folder, as Google publishes it."""
     source = shutil.copytree(formats / "griffin", root / "model")
     (root / "tokenizer.json").write_text("{}")
     return source, root / "tokenizer.json", []
@@ -69,7 +69,7 @@ def _tokenizer(formats: Path, root: Path) -> tuple[Path, Path, list[str]]:
 def _names(formats: Path, root: Path) -> tuple[Path, Path, list[str]]:
     table = root / "tables" / "names.toml"
     table.parent.mkdir()
-    (table.parent / "config.json").write_text("{}")  # so that the folder may be overwritten
+    (table.parent / "config.json").write_text("{}")  # makes the folder replaceable
     rows = [f"foreign = {name!r}\ncanonical = {name!r}\n" for name in param_specs(CONFIG)]
     table.write_text("".join(f"[[tensor]]\n{row}" for row in rows))
     return formats / "griffin", table.parent, ["--names", str(table)]
@@ -107,7 +107,7 @@ def _overwrite(formats: Path, destination: Path) -> BaseException | None:
     return CliRunner().invoke(app, [str(a) for a in arguments]).exception
 
 
-BESIDE = {  # what lies beside a checkpoint's files, and what is said of it
+BESIDE = {  # files beside a checkpoint's files -> names in the refusal
     "thesis/chapter1.tex": "thesis/",
     "train.py": "train.py",
     "firmware.bin": "firmware.bin",
@@ -235,7 +235,7 @@ def test_what_other_libraries_write_is_replaced(write, formats, tmp_path):
 
 
 def test_a_run_of_steps_is_not_replaced(formats, tmp_path):
-    """It is not a checkpoint, but many, and what the training wrote beside them."""
+    """A run holds many checkpoints and other files of the training."""
     run = tmp_path / "run"
     run.mkdir()
     _orbax_step(run / "100")

@@ -1,4 +1,4 @@
-"""Quantised checkpoints read, against the libraries that quantise them."""
+"""Quantised checkpoints, compared with the libraries that quantise them."""
 
 import dataclasses
 import json
@@ -38,8 +38,8 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """A base with rows of whole blocks: bitsandbytes' kernel for AVX-512 takes the scales of other
-    blocks where they are not."""
+    """Write a base whose rows are whole blocks; bitsandbytes' AVX-512 kernel uses wrong scales
+    for other rows."""
     folder = tmp_path_factory.mktemp("wide")
     write_base(folder, dataclasses.replace(BASE, width=64, lru_width=64, mlp_width=128))
     return folder
@@ -47,7 +47,7 @@ def wide(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(wide, tmp_path_factory):
-    """A folder of what bitsandbytes writes, by the name in BITS and a dtype, each written once."""
+    """Return a function that writes bitsandbytes' checkpoint of a kind in BITS and a dtype once."""
     root = tmp_path_factory.mktemp("bitsandbytes")
 
     def get(kind, dtype=torch.bfloat16):
@@ -74,7 +74,7 @@ def expect_weights(checkpoint, expected):
             np.concatenate(list(checkpoint.pieces(name, 500))),
         ):
             assert found.shape == tuple(value.shape), name
-            # The sign of fp4's second zero depends on the processor that bitsandbytes runs on.
+            # bitsandbytes gives fp4's second zero a sign that depends on the processor.
             read = torch.from_numpy(found.copy().view(np.uint8)).view(value.dtype)
             assert torch.equal(read, value), name
         assert torch.equal(checkpoint.torch(name), value), name
@@ -99,7 +99,7 @@ def test_weights_are_those_that_bitsandbytes_dequantises(written, kind, dtype):
 
 
 def save_state(folder, name, packed, state):
-    """One parameter as bitsandbytes saves it."""
+    """Save one parameter as bitsandbytes does."""
     parts = {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}
     save_file({name: packed, **parts}, folder / "model.safetensors")
 
@@ -107,10 +107,10 @@ def save_state(folder, name, packed, state):
 @pytest.mark.parametrize(
     "shape, block, kind, double",
     [
-        ci((7, 33), 64, "nf4", False),  # rows begin within bytes, and a last block is cut off
+        ci((7, 33), 64, "nf4", False),  # rows start inside bytes, and the last block is partial
         ci((5, 13), 64, "nf4", True),
         slow((50, 70), 64, "fp4", True),
-        slow((129, 130), 128, "nf4", True),  # with several blocks of scales
+        slow((129, 130), 128, "nf4", True),  # several blocks of scales
         slow((64, 520), 64, "nf4", True),
         slow((3, 2), 1024, "nf4", False),
     ],
@@ -172,7 +172,7 @@ def test_commands_with_a_checkpoint_of_mlx(base, tmp_path):
 
 @pytest.fixture(scope="module")
 def mlx(base, tmp_path_factory):
-    """A checkpoint of MLX in 4 bits."""
+    """Write a checkpoint of MLX in 4 bits."""
     folder = tmp_path_factory.mktemp("written") / "mlx"
     write_mlx(folder, base, "float16", 4, 32)
     return folder
@@ -237,7 +237,7 @@ STATE = f"{X}.weight.quant_state.bitsandbytes__nf4"
 
 
 def edit(**changes):
-    """A change of the state of one parameter."""
+    """Return a function that changes the quantisation state of one parameter."""
 
     def change(tensors):
         state = json.loads(bytes(tensors[STATE].tolist())) | changes
@@ -333,7 +333,7 @@ def test_what_config_json_says_of_quantisation(base, tmp_path, stated, message):
 
 
 def test_mlx_may_be_named_as_the_method(mlx, tmp_path):
-    """Some tools state what MLX's own key says as transformers states other methods."""
+    """Some tools state MLX's settings in transformers' key for quantisation methods."""
     folder = shutil.copytree(mlx, tmp_path / "mlx")
     config = json.loads((mlx / "config.json").read_text())
     stated = config.pop("quantization")

@@ -24,12 +24,12 @@ from griffin_eval.converters.output.remote import RemoteOutput
 from griffin_eval.errors import BadInput
 
 SHIPPED = Path(__file__).parents[2] / "griffin_eval" / "checkpoints" / "induction_heads_griffin"
-NUMBERS = count()  # of buckets
+NUMBERS = count()  # numbers in the names of buckets
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
 def store(request):
-    """Scheme and address of a server of S3 or of Google Cloud Storage."""
+    """Start a server of S3 or Google Cloud Storage; yield its scheme and address."""
     host, port, stop = object_stores.start(request.param)
     yield request.param, f"http://{host}:{port}"
     stop()
@@ -37,7 +37,7 @@ def store(request):
 
 @pytest.fixture
 def bucket(store, monkeypatch):
-    """The URL of an empty bucket that griffin-eval reaches; the second server lists all of one."""
+    """Return the URL of an empty bucket that griffin-eval reaches."""
     name = f"bucket{next(NUMBERS)}"
     for variable, value in object_stores.environment(*store).items():
         monkeypatch.setenv(variable, value)
@@ -46,7 +46,7 @@ def bucket(store, monkeypatch):
 
 
 def refused(*arguments) -> str:
-    """The sentence of a refusal; beside it tensorstore says where it looked for those of gs://."""
+    """Return the sentence of a refusal; tensorstore may print lines about gs:// beside it."""
     done = griffin_eval(*arguments)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     own = [line for line in done.stderr.splitlines() if line.startswith("griffin-eval: ")]
@@ -71,7 +71,7 @@ def test_there_and_back(bucket, tmp_path):
 
 
 def test_stock_orbax_restores_what_was_written(bucket, tmp_path, monkeypatch):
-    """Of gs:// it asks for commit_success.txt; here of a copy, whose path is to pass for one."""
+    """Orbax requires commit_success.txt in gs://; the test makes it treat a copy's path as one."""
     import orbax.checkpoint as ocp
     from orbax.checkpoint._src.path import gcs_utils
 
@@ -93,7 +93,7 @@ def test_stock_orbax_restores_what_was_written(bucket, tmp_path, monkeypatch):
 
 
 def test_a_folder_of_zarr_arrays_and_steps(bucket, tmp_path):
-    """As CheckpointManager of Orbax writes them, without OCDBT."""
+    """Orbax's CheckpointManager writes such folders without OCDBT."""
     import numpy as np
     import orbax.checkpoint as ocp
 
@@ -154,7 +154,7 @@ def test_a_conversion_that_fails_leaves_nothing(bucket, tmp_path):
 
 
 def test_metadata_come_last_and_a_killed_conversion_is_no_checkpoint(bucket):
-    """The small files are written, and then the process would have ended."""
+    """The process ends after the first two small files, before the metadata."""
     url = f"{bucket}/killed"
     output = RemoteOutput(url)
     folder = output.__enter__()
@@ -163,7 +163,7 @@ def test_metadata_come_last_and_a_killed_conversion_is_no_checkpoint(bucket):
     written = []
 
     class Store:
-        """The store, which ends the process at the third file."""
+        """A store that interrupts the process at the third file."""
 
         def __init__(self, store):
             self._store = store

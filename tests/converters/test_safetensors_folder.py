@@ -1,4 +1,4 @@
-"""Folders of safetensors: read and written as transformers does; damaged ones refused."""
+"""Folders of safetensors, read and written as transformers does; damaged folders are refused."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def entry(dtype="U8", shape=(1,), offsets=(0, 1), **more):
 
 
 def refusal(folder, *fragments: str) -> str:
-    """The one sentence with which opening the folder is refused."""
+    """Return the one-line error from opening the folder."""
     with pytest.raises(CheckpointError) as caught:
         open_safetensors(folder)
     message = str(caught.value)
@@ -70,7 +70,7 @@ def in_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("max_shard_size", [5 * 10**9, 20_000, 100])
 def test_folders_of_transformers_are_read_and_written(tmp_path, max_shard_size):
-    """Names, split and index are those of transformers, whose folders hold the same tensors."""
+    """File names, shards, index and tensors equal those that transformers writes."""
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 96, "lru_width": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     config = RecurrentGemmaConfig(num_hidden_layers=11, **sizes, **heads)  # layers 2 and 10
@@ -141,7 +141,7 @@ def test_dtypes_without_a_numpy_type(tmp_path):
             folder.tensors["model.a"].numpy()
 
 
-# Folders that hold no model, or two.
+# Folders with no model or with two.
 
 
 def test_folders_without_one_model(tmp_path):
@@ -304,7 +304,7 @@ def test_lengths_that_lie(tmp_path):
     ):
         file.write_bytes(content)
         refusal(tmp_path, "model.safetensors", fragment)
-    with open(file, "wb") as handle:  # sparse
+    with open(file, "wb") as handle:  # a sparse file
         handle.write(struct.pack("<Q", 100_000_001) + b"{}")
         handle.truncate(200_000_000)
     refusal(tmp_path, "claims 100000001 bytes, more than the 100000000 that are allowed")
@@ -319,7 +319,7 @@ def test_truncated_shards_are_listed_together_and_say_what_is_lost(tmp_path):
     refusal(tmp_path, *(said.format(i, size, size - 1 - i) for i, size in enumerate(sizes)))
 
 
-# Any header: refused, or opened with every tensor where the file has bytes.
+# Any header is refused, or every tensor opens with bytes that the file holds.
 
 
 def check_survives(folder: Path) -> None:
@@ -335,7 +335,7 @@ def check_survives(folder: Path) -> None:
             try:
                 files = [safe_open(file, "pt") for file in opened.files()]
                 assert any(name in file.keys() for file in files)
-            except SafetensorError as error:  # it must agree, but for what JSON may say elsewhere
+            except SafetensorError as error:  # allowed: stricter JSON rules elsewhere
                 assert "JSON" in str(error) or "UTF-8" in str(error)
 
 
@@ -386,7 +386,7 @@ def test_well_formed_headers_open_as_safetensors_opens_them(tmp_path, parts, pad
         with safe_open(tmp_path / "model.safetensors", "pt") as reference:
             names = set(reference.keys())
     except SafetensorError as error:
-        assume("unknown variant `C64`" not in str(error))  # an older release's word
+        assume("unknown variant `C64`" not in str(error))  # wording of an older release
         names = None
     try:
         found = set(open_safetensors(tmp_path).tensors)

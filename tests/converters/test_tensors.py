@@ -1,4 +1,4 @@
-"""Any chain of functions of lazy tensors, read in any region and in any pieces, is numpy's."""
+"""Chains of lazy-tensor functions, read in any region or pieces, give numpy's result."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ from griffin_eval.converters.tensors import (
 
 
 def in_blocks(array: np.ndarray, grid: tuple[int, ...], reads: list | None = None) -> LazyTensor:
-    """An array that is stored in blocks, and not mapped."""
+    """Return a lazy tensor of an array that is stored in blocks and not mapped."""
 
     def read(region):
         if reads is not None:
@@ -43,7 +43,7 @@ def region(draw, shape):
 
 
 def step(draw, tensor: LazyTensor, array: np.ndarray) -> tuple[LazyTensor, np.ndarray]:
-    """One function, of a lazy tensor and of the array that it should be."""
+    """Apply one random function to a lazy tensor and to its expected array."""
     rank = array.ndim
     kinds = ["transposed", "expanded", "stacked", "changed", "kept", "by rows"]
     kinds += ["index", "cut"] * (rank > 1)
@@ -114,7 +114,7 @@ def test_pieces_of_two_are_cut_alike(data, rows):
 
 @pytest.mark.parametrize("layout", ["transposed", "rows", "two in a block"])
 def test_no_block_is_read_twice(layout):
-    """Neither where pieces lie across the blocks, nor where parameters share one."""
+    """This holds where pieces cross blocks and where two parameters share a block."""
     array, reads = np.arange(240, dtype=np.float32).reshape(2, 6, 20), []
     if layout == "two in a block":
         tensor = in_blocks(array, array.shape, reads)

@@ -1,4 +1,4 @@
-"""Work in threads: the first failure ends it, and is what the caller is told."""
+"""Work in threads: the first failure stops all threads and is raised to the caller."""
 
 import threading
 from time import sleep
@@ -19,7 +19,7 @@ class _Consequence(Exception):
 
 @pytest.mark.parametrize("late", [0, slow(1), slow(2)])
 def test_the_first_failure_is_told(late):
-    """The others end because of it, by exceptions that would say nothing."""
+    """Other threads stop with uninformative exceptions as a consequence."""
     begun = threading.Barrier(3)
     started = []
 

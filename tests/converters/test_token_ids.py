@@ -1,4 +1,4 @@
-"""The ids of BOS, EOS and padding, of models that no config.json of RecurrentGemma states."""
+"""The ids of BOS, EOS and padding for models without a config.json of RecurrentGemma."""
 
 import json
 import shutil
@@ -35,21 +35,21 @@ def formats(tmp_path_factory):
 
 @pytest.fixture
 def bare(formats, tmp_path):
-    """A .pt without a config."""
+    """Copy a .pt file without a config."""
     folder = tmp_path / "bare"
     folder.mkdir()
     return Path(shutil.copy(formats / "deepmind-torch" / "model.pt", folder))
 
 
 def write_tokenizer(folder: Path, end: int) -> None:
-    """A tokenizer of letters that ends texts with </s>, and has no other special tokens."""
+    """Write a tokenizer of letters whose only special token is </s>, with the id ``end``."""
     vocabulary = {letter: i for i, letter in enumerate("abcdefghij")} | {"</s>": end}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
 
 
 def converted(source: Path, destination: Path, target: str = "hf") -> dict[str, object]:
-    """The ids in the config.json of an output."""
+    """Convert a source and return the token ids in the output's config.json."""
     given = {} if source.is_dir() else GIVEN
     plan = make_plan(Checkpoint(source, Overrides(**given)), FORMATS[target])
     convert_checkpoint(plan, destination)
@@ -73,7 +73,7 @@ def test_they_are_those_of_the_tokenizer_beside_it(bare, target, tmp_path):
 
 def test_there_are_none_without_a_tokenizer(bare, tmp_path, caplog):
     assert set(converted(bare, tmp_path / "out").values()) == {None}
-    write_tokenizer(bare.parent, 300)  # which is no row of the embedding
+    write_tokenizer(bare.parent, 300)  # an id beyond the embedding's rows
     assert set(converted(bare, tmp_path / "other").values()) == {None}
     assert not caplog.messages
     (bare.parent / "tokenizer.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Files of torch.save read without torch as torch reads them; damaged and hostile ones refused."""
+"""Files of torch.save, read without torch; damaged and hostile files are refused."""
 
 import collections
 import hashlib
@@ -33,7 +33,7 @@ def save(path: Path, content, **options) -> Path:
 
 
 def refusal(path: Path, *fragments: str, **options) -> str:
-    """The one sentence with which opening the file is refused."""
+    """Return the one-line error from opening the file."""
     with pytest.raises(ArgumentError if "item" in options else CheckpointError) as caught:
         open_torch(path, **options)
     message = str(caught.value)
@@ -45,7 +45,7 @@ def refusal(path: Path, *fragments: str, **options) -> str:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    # Not contiguous(): it keeps odd strides where a dimension has one element.
+    # contiguous() would keep odd strides where a dimension has one element.
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype).view(tensor.shape).copy_(tensor.detach())
     return flat.view(-1).view(torch.uint8).numpy().tobytes()
 
@@ -66,8 +66,7 @@ def check_equal(file: open_torch, expected: dict[str, torch.Tensor]) -> None:
 
 
 def rezip(path: Path, change) -> Path:
-    """Writes the archive anew with ``change(name, bytes)`` in place of every entry, as torch does:
-    stored, in order."""
+    """Rewrite the archive with ``change(name, bytes)`` for every entry, stored and in order."""
     with zipfile.ZipFile(path) as archive:
         entries = [(name, archive.read(name)) for name in archive.namelist()]
     with zipfile.ZipFile(path, "w") as archive:
@@ -77,7 +76,7 @@ def rezip(path: Path, change) -> Path:
 
 
 def with_pickle(path: Path, pickled: bytes) -> Path:
-    """A file of torch.save with another pickle in it, and the storages 0 and 1 of 16 bytes."""
+    """Write a file of torch.save with this pickle, and the storages 0 and 1 of 16 bytes each."""
     save(path, {"a": torch.arange(4.0), "b": torch.arange(4.0)})
     return rezip(path, lambda name, data: pickled if name.endswith("data.pkl") else data)
 
@@ -115,7 +114,7 @@ def test_parameters_and_views_are_read_in_place(tmp_path):
 
 
 def test_pieces_of_views_take_little_memory(tmp_path):
-    """However the elements of a tensor lie in the file."""
+    """Peak memory is small for every order of a tensor's elements in the file."""
     base, piece = torch.arange(16 * 16 * (16 << 10)).float().reshape(16, 16, 16 << 10), 1 << 20
     views = {
         "whole": base,
@@ -129,7 +128,7 @@ def test_pieces_of_views_take_little_memory(tmp_path):
     save(tmp_path / "m.pt", views)
     with open_torch(tmp_path / "m.pt") as file:
         for name, tensor in views.items():
-            list(file.tensors["number"].pieces(piece))  # imports
+            list(file.tensors["number"].pieces(piece))  # imports modules before the measurement
             joined = hashlib.sha256()
             tracemalloc.start()
             for array in file.tensors[name].pieces(piece):
@@ -140,7 +139,7 @@ def test_pieces_of_views_take_little_memory(tmp_path):
             tracemalloc.stop()
             assert joined.digest() == hashlib.sha256(bits(tensor)).digest(), name
             row = tensor[:1].nbytes if tensor.ndim else 4
-            apart = 0 if tensor.is_contiguous() else base.nbytes  # what is read there at once
+            apart = 0 if tensor.is_contiguous() else base.nbytes  # read in one piece
             assert peak < min(max(piece, row), tensor.nbytes) + apart + 100_000, name
 
 
@@ -171,7 +170,7 @@ def test_a_trainers_file(tmp_path):
 
 def test_lists_of_layers_and_modules_state_dicts(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    with open_torch(save(tmp_path / "m.pt", module.state_dict())) as file:  # with its _metadata
+    with open_torch(save(tmp_path / "m.pt", module.state_dict())) as file:  # includes _metadata
         check_equal(file, module.state_dict())
     content = {"layers": [{"w": torch.ones(i + 1)} for i in range(11)]}
     with open_torch(save(tmp_path / "m.pt", content)) as file:
@@ -229,7 +228,7 @@ def test_what_looks_like_torch(tmp_path):
     assert not looks_like_torch(tmp_path / "nothing")
 
 
-# Refusing.
+# Refused files.
 
 
 class Evil:
@@ -323,11 +322,11 @@ def test_pickles_that_lie(tmp_path, value, said):
 
 def test_pickles_that_would_run_away(tmp_path):
     path = tmp_path / "m.pt"
-    # Sixty levels of a container that holds the one below twice: 2^60 ways to its bottom.
+    # Sixty levels of a container that holds the next level twice: 2^60 paths to the bottom.
     tuples = b"N\x85" + b"q\0h\0\x86" * 60
     refusal(with_pickle(path, b"\x80\x02}" + tuples + b"Ns."), "key")
     refusal(with_pickle(path, state(tuples)), "no tensor in it", "a tuple of 2")
-    # Each list is made in the argument of the one above, so that nothing has to be dropped.
+    # Each list is built inside the list above it, so that no value has to be popped.
     lists = b"(" + tensor() + b"q\0"
     lists += b"".join(b"]q%c(h%ch%ce" % (i + 1, i, i) for i in range(60)) + b"tq\x80"
     used = b"}q\x81X\1\0\0\0a" + b"h\x3c" + b"s"
@@ -335,7 +334,7 @@ def test_pickles_that_would_run_away(tmp_path):
     itself = b"}q\1X\1\0\0\0bh\1s"
     refusal(with_pickle(path, state(itself)), "nested in itself")
     refusal(with_pickle(path, b"\x80\x02]q\1h\1ah\1a."), "a list of 2")
-    # A memo index that would have pickle allocate 34 GB, and lengths of what is not there.
+    # A memo index for which pickle would allocate 34 GB, and lengths beyond the end.
     for opcode in (b"r\xff\xff\xff\x7f", b"X\xff\xff\xff\x7f", b"\x96" + b"\xff" * 7 + b"\x00"):
         refusal(with_pickle(path, b"\x80\x02}" + opcode + b"."))
     refusal(with_pickle(path, b"\x80\x02]" + b"\x85" * 20_000 + b"."), "a tuple of 1")
@@ -378,7 +377,7 @@ def test_archives_that_lie(tmp_path):
 
 
 def test_zip64_that_lies(tmp_path):
-    """Sizes and offsets beyond 4 GiB stand in a field of their own, which can lie as well."""
+    """Sizes and offsets beyond 4 GiB are in a separate field, which can be wrong as well."""
     path = save(tmp_path / "m.pt", {"a": torch.ones(4)})
     with zipfile.ZipFile(path) as archive:
         entries = [(name, archive.read(name)) for name in archive.namelist()]
@@ -441,7 +440,7 @@ def test_a_checksum_that_was_not_computed_is_not_checked(tmp_path):
 
 
 def flattened(prefix: str, value) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested dicts and lists, by their keys joined with "."."""
+    """Yield the tensors in nested dicts and lists by their keys joined with "."."""
     if isinstance(value, torch.Tensor):
         yield prefix, value
     elif isinstance(value, dict | list):
@@ -450,10 +449,10 @@ def flattened(prefix: str, value) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def survives(path: Path) -> None:
-    """Either a refusal in one sentence, or tensors that can be read in full.
+    """Assert that the file is refused in one sentence, or that all its tensors can be read.
 
-    They have the values that ``torch.load(weights_only=True)`` gives them, unless that refuses
-    the file for parts that hold no tensor: fields of the zip, the number of a protocol.
+    Their values must equal those of ``torch.load(weights_only=True)``, unless torch refuses the
+    file for parts that hold no tensor, such as fields of the zip or the pickle protocol.
     """
     try:
         file = open_torch(path)
@@ -485,7 +484,7 @@ def test_random_programs(tmp_path, program):
 
 @st.composite
 def state_dicts(draw):
-    """State dicts with views of shared storages, as torch makes them."""
+    """Draw state dicts with views of shared storages, as torch makes them."""
     bases = [
         torch.arange(24).to(draw(st.sampled_from(DTYPES[:5])))
         for _ in range(draw(st.integers(1, 3)))
@@ -527,7 +526,7 @@ def resident():
 
 @pytest.mark.slow
 def test_large_files_take_no_memory(tmp_path):
-    """5 GB, so that the zip needs its 64-bit fields; one tensor is over 4 GiB itself."""
+    """The file has 5 GB and one tensor over 4 GiB, so the zip needs its 64-bit fields."""
     code = (
         _ANONYMOUS
         + """
@@ -563,6 +562,6 @@ print((peak - before) >> 20)
     )
     command = [sys.executable, "-c", code, str(tmp_path / "m.pt")]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    assert int(done.stdout) < 150  # MB, torch itself being imported
+    assert int(done.stdout) < 150  # MB, including the import of torch
     with zipfile.ZipFile(tmp_path / "m.pt") as archive:
         assert archive.testzip() is None

@@ -1,7 +1,7 @@
-"""The tables of names that ship: checkpoints laid out as their trainers do, and read back.
+"""The shipped tables of names: checkpoints laid out as trainers do, and read back.
 
-What a trainer writes is stated here in numpy, after the converters and models in its source; none
-of them runs here.
+The layouts are written here in numpy, after the converters and models in each trainer's source. No
+trainer's code runs here.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def weights(config: GriffinConfig, dtype) -> Arrays:
-    """Random parameters; biases and norms are not zero."""
+    """Return random parameters, with nonzero biases and norms."""
     draw = np.random.default_rng(0)
     return {
         name: draw.normal(size=spec.shape).astype(np.float32).astype(dtype)
@@ -225,7 +225,7 @@ def hawk_pytorch(w: Arrays, config: GriffinConfig) -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A trainer: its config here, how it lays out parameters, its file, and what no tensor says."""
+    """A trainer: config, layout function, file name, and fields that no tensor shows."""
 
     config: GriffinConfig
     lay_out: Callable[[Arrays, GriffinConfig], Arrays]
@@ -254,7 +254,7 @@ TRAINERS = {
 
 
 def model(name: str, dtype=np.float32, vocab_size: int = 11) -> tuple[Arrays, Arrays]:
-    """The parameters that are expected, and the tensors of a trainer's checkpoint of them."""
+    """Return the expected parameters, and the tensors of a trainer's checkpoint of them."""
     trainer = TRAINERS[name]
     config = dataclasses.replace(trainer.config, vocab_size=vocab_size)
     expected = weights(config, dtype)
@@ -269,7 +269,7 @@ def model(name: str, dtype=np.float32, vocab_size: int = 11) -> tuple[Arrays, Ar
 
 
 def write(folder: Path, name: str, tensors: Arrays) -> Path:
-    """A checkpoint as the trainer leaves it; gives the path to open."""
+    """Write a checkpoint as the trainer does and return the path to open."""
     folder.mkdir()
     path = folder / TRAINERS[name].file
     if path.suffix == ".safetensors":
@@ -363,7 +363,7 @@ def test_what_is_no_parameter_is_checked(tmp_path):
         ("hippogriff", scale, lambda x: x * 1.001, "expected 2.07944 everywhere"),
         ("trtllm", table, lambda x: x * np.float32(1.001), "model.embed_tokens.weight once more"),
         ("hawk-pytorch", "layers.0.recc.norm.weight", lambda _: np.ones(12, "f4"), "1 unexpected"),
-    ):  # a norm behind the recurrence, which earlier releases of hawk-pytorch had
+    ):  # earlier releases of hawk-pytorch had a norm after the recurrence
         tensors = model(name)[1]
         tensors[tensor] = change(tensors.get(tensor))
         path = write(tmp_path / name, name, tensors)

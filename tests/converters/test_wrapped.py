@@ -1,4 +1,4 @@
-"""Weights as other tools save them: below names of their own, or one of two tied names alone."""
+"""Weights as other tools save them: under prefixes, or with one of two tied names."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def state(naming, prefix=""):
 
 
 def check(path, expected=WEIGHTS, **more):
-    """The checkpoint opens and holds the weights, bit for bit."""
+    """Open the checkpoint, assert that it holds the weights bit for bit, and return it."""
     opened = Checkpoint(path, dataclasses.replace(GIVEN, **more))
     assert opened.dtypes.keys() == expected.keys()
     for name, value in expected.items():
@@ -93,7 +93,7 @@ def test_a_prefix_of_every_name(tmp_path, caplog, naming, prefix):
 @pytest.mark.parametrize("wrapper", ["_orig_mod", "_checkpoint_wrapped_module"])
 @pytest.mark.parametrize("naming", ["deepmind", "canonical"])
 def test_wrapped_layers(tmp_path, naming, wrapper):
-    """As of torch.compile of each layer, which leaves the names of other parameters alone."""
+    """torch.compile of each layer changes the names of that layer's parameters only."""
     wrapped = {
         re.sub(r"((?:blocks|layers)\.\d+)\.", rf"\1.{wrapper}.", name): tensor
         for name, tensor in state(naming).items()
@@ -169,7 +169,7 @@ def folder(tmp_path, arrays, file="model.safetensors", **config):
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("kept", [HEAD, EMBEDDING, "both"])
 def test_either_of_two_tied_names(tmp_path, prefix, file, kept):
-    """Libraries that save shared memory once keep the name that they meet first."""
+    """Libraries that save shared memory once keep the first of its names."""
     arrays = tensors("canonical") | {HEAD: WEIGHTS[EMBEDDING].copy()}
     for name in {HEAD, EMBEDDING} - {kept, *({HEAD, EMBEDDING} if kept == "both" else ())}:
         del arrays[name]
@@ -202,7 +202,7 @@ def test_a_model_without_its_output_layer_is_refused_if_it_is_not_tied(tmp_path)
 
 @pytest.mark.slow
 def test_what_transformers_saves(tmp_path):
-    """A model saved whole, without its output layer, and compiled."""
+    """transformers saves a model whole, without its output layer, and compiled."""
     import transformers
 
     whole = folder(tmp_path, tensors("canonical"))
