@@ -1,12 +1,12 @@
-"""Fails every request that a conversion to or from an object store makes, one after the other.
+"""Fail each request that a conversion to or from an object store makes, one request a run.
 
     make faults-remote             # every request
-    make faults-remote SAMPLE=5    # so many of each kind
+    make faults-remote SAMPLE=5    # five requests for each kind of fault
 
-Each time the n-th request is refused, answered with an error of the server, answered by half,
-carried out without an answer, or the process is killed before or after it. What is at the
-destination must be nothing, or no checkpoint, or the whole one; what a conversion leaves that ends
-by itself is nothing; and what is said is one sentence with the address in it.
+In each run the n-th request is refused, gets a server error or half an answer, is carried out
+without an answer, or the process is killed before or after it. Afterwards the destination must be
+empty, or no checkpoint, or the whole checkpoint. A conversion that is not killed must leave nothing
+there when it fails, and its error must be one sentence with the address.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from urllib.request import Request, urlopen
 
 HERE = Path(__file__).resolve().parent
 SUPPORT = str(HERE.parent / "support")
-SUPPORTED = {"PYTHONPATH": f"{HERE}{os.pathsep}{SUPPORT}"}  # where tests keep what they share
+SUPPORTED = {"PYTHONPATH": f"{HERE}{os.pathsep}{SUPPORT}"}  # helpers shared by tests
 sys.path.append(SUPPORT)
 
 import object_stores  # noqa: E402
@@ -46,7 +46,7 @@ FORMAT = ("--to", "griffin-orbax")
 
 
 class Store:
-    """A server of `store.py`, which griffin-eval finds, until the context ends."""
+    """A server of `store.py` that griffin-eval uses until the context ends."""
 
     def __init__(self, scheme: str):
         command = [sys.executable, HERE / "store.py", scheme]
@@ -65,7 +65,7 @@ class Store:
         return int(self._ask(f"{CONTROL}count"))
 
     def bucket(self) -> str:
-        """Makes a bucket; its name."""
+        """Create a bucket and return its name."""
         self._buckets += 1
         name = f"bucket{self._buckets}"
         self.arm(NO_FAULT)
@@ -73,7 +73,7 @@ class Store:
         return name
 
     def names(self, bucket: str) -> list[str]:
-        """What is in a bucket."""
+        """Return the names of the objects in a bucket."""
         self.arm(NO_FAULT)
         if self._scheme == "s3":
             return re.findall("<Key>(.*?)</Key>", self._ask(f"/{bucket}?list-type=2").decode())
@@ -97,7 +97,7 @@ class Store:
 
 
 class Conversions:
-    """Conversions of a checkpoint to a store, or of one in a store to this machine."""
+    """Conversions of a checkpoint from this machine to a store, or the other way round."""
 
     def __init__(self, store: Store, source: Path, writes: bool, box: Path):
         self._store, self._source, self._writes, self._box = store, source, writes, box
@@ -111,13 +111,10 @@ class Conversions:
         self.requests = self._count()
 
     def check(self, fault: Fault, at: int) -> None:
-        """Runs one with a fault.
+        """Run a conversion with a fault and check the destination and the error message.
 
-        Not every conversion asks equally often, since tensorstore gathers writes into commits by
-        time; one that ends before its fault must have succeeded, and `missed` counts it.
-
-        Raises:
-            AssertionError: something is not as it must be.
+        The number of requests varies, since tensorstore groups writes into commits by time. A
+        conversion that ends before its fault must succeed; `missed` counts these.
         """
         arguments, out, url, bucket = self._next()
         status, said = self._child(arguments, dataclasses.replace(fault, at=at))
@@ -157,7 +154,7 @@ class Conversions:
             assert again == 0, f"{where}: the next run: {again}, {said!r}"
 
     def _next(self) -> tuple[list, Path, str, str]:
-        """Arguments of a conversion, the destination here and there, and the bucket of that."""
+        """Return a conversion's arguments, its local path, and its URL and bucket in the store."""
         self._number += 1
         out = self._box / f"out{self._number}"
         if not self._writes:
@@ -172,7 +169,7 @@ class Conversions:
         return self._store.count()
 
     def _child(self, arguments: list, fault: Fault = NO_FAULT) -> tuple[int, str]:
-        """Runs the command line in a child; its exit code, and what it said."""
+        """Run the command line in a child process; return its exit code and its error messages."""
         said = self._box / "said"
         child = os.fork()
         if child == 0:

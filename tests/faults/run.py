@@ -1,14 +1,14 @@
-"""Fails every call that a conversion makes to the system, one after the other.
+"""Fail each system call that a conversion makes, one call a run.
 
     make faults                  # every call of every pair of containers: hours
-    make faults SAMPLE=20        # so many calls of each
+    make faults SAMPLE=20        # twenty calls for each pair and fault
 
-A conversion of a tiny checkpoint is run again and again. Each time the n-th call that touches its
-files fails: the disk is full and stays full, or the device has an error, or access is denied; or it
-writes or reads only a half; or the process is killed; or the power is lost, so that whatever was
-not synced by then is gone. Then the destination must be absent, the old one, or the new one whole;
-beside it there is nothing, or what the next run completes; and what is said is one sentence with
-the file and the reason in it. `faults.c` fails the calls below Python, where libraries make theirs.
+A conversion of a tiny checkpoint runs again and again. In each run the n-th call on its files
+fails: the disk is full and stays full, the device has an error, access is denied, only half is
+written or read, the process is killed, or the power is lost together with all data not yet synced.
+Afterwards the destination must be absent, the old checkpoint, or the whole new one. Leftovers
+beside it are allowed only if the next run completes them, and the error must be one sentence with
+the file and the reason. `faults.c` works below Python, so calls of libraries fail as well.
 """
 
 import argparse
@@ -28,19 +28,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-OPEN, CREATE, READ, WRITE, SYNC, NAME, MAP, LOOK = (1 << i for i in range(8))  # of faults.c
+OPEN, CREATE, READ, WRITE, SYNC, NAME, MAP, LOOK = (1 << i for i in range(8))  # flags of faults.c
 KILL, SHORT = -1, -2
 CHANGES = CREATE | WRITE | SYNC | NAME
 
 
 class Fault(NamedTuple):
-    """A way to fail.
+    """A way in which a system call fails.
 
     Attributes:
-        calls: kinds of calls that do.
-        code: an errno, KILL or SHORT.
-        stays: whether all later calls fail too.
-        power: whether what was not synced is lost.
+        calls: Flags of the kinds of calls that can fail so.
+        code: An errno, KILL or SHORT.
+        stays: Whether all later calls fail, too.
+        power: Whether data that were not synced are lost.
     """
 
     calls: int
@@ -63,20 +63,20 @@ BEFORE = ("absent", "old")
 
 
 class Conversion:
-    """A conversion that is run in children of this process, which has imported everything.
+    """A conversion that runs in forks of this process, which has imported all modules.
 
     Args:
-        library: of `faults.c`, which was loaded before everything else.
-        source: what is converted.
-        target: the format to write.
-        before: State of the destination, absent or an old checkpoint.
-        box: a folder for the destination alone.
-        old: a checkpoint.
+        library: The compiled `faults.c`, preloaded with LD_PRELOAD.
+        source: Checkpoint to convert.
+        target: Name of the format to write.
+        before: State of the destination, "absent" or "old".
+        box: Folder that holds only the destination.
+        old: Checkpoint that is at the destination if ``before`` is "old".
     """
 
     def __init__(self, library, source: Path, target: str, before: str, box: Path, old: Path):
         self._library, self._box, self._out = library, box, box / "out"
-        self._before, self._aside = before, box.parents[1]  # what no fault touches
+        self._before, self._aside = before, box.parents[1]  # a folder without faults
         self._template = self._aside / "template"
         shutil.rmtree(self._template, ignore_errors=True)
         self._arguments = ["convert", source, self._out, "--to", target]
@@ -86,7 +86,7 @@ class Conversion:
         assert self.child(*self._arguments)[0] == 0
         self._whole = content(self._out)
         self._old = content(old)
-        # Data files of Orbax have random names: what they hold is checked by hash instead.
+        # Orbax's data files have random names, so `verify` compares the tensors instead.
         self._exact = target != "griffin-orbax"
         shutil.rmtree(self._out)
         if before == "old":
@@ -95,16 +95,12 @@ class Conversion:
         shutil.copytree(box, self._template, symlinks=True)
 
     def calls(self, fault: Fault) -> int:
-        """The number of calls that can fail so."""
+        """Return the number of calls in which this fault can occur."""
         self._reset()
         return self.count(fault, *self._arguments)
 
     def check(self, fault: Fault, at: int) -> None:
-        """Runs it with a fault, and again without.
-
-        Raises:
-            AssertionError: something is not as it must be.
-        """
+        """Run the conversion with a fault, check the result, and run it again without one."""
         self._reset()
         status, said, what = self.child(*self._arguments, fault=fault, at=at)
         if fault.power:
@@ -120,7 +116,7 @@ class Conversion:
             assert status == 2, where
             *_, last = said.splitlines()
             assert last.startswith("griffin-eval: ") and "Traceback" not in said, where
-            # tensorstore has errors of its own, and not always the system's word.
+            # tensorstore does not always quote the system's error.
             assert os.strerror(fault.code) in last or "OCDBT" in last, where
             assert str(self._box.parent) in last, where
         left = sorted(set(os.listdir(self._box)) - {"out"})
@@ -135,7 +131,7 @@ class Conversion:
         assert allowed, f"{where}: left {left}"
 
     def count(self, fault: Fault, *arguments) -> int:
-        """The calls of a run without a fault."""
+        """Return the number of calls in a run without a fault."""
         reader, writer = os.pipe()
         status, said, _ = self.child(*arguments, fault=fault, at=1 << 40, counted=writer)
         os.close(writer)
@@ -146,7 +142,7 @@ class Conversion:
     def child(
         self, *arguments, fault: Fault | None = None, at: int = 0, counted: int | None = None
     ) -> tuple[int, str, str]:
-        """Runs the command line in a child; its exit code, what it said, and which call failed."""
+        """Run the command line in a child; return its exit code, its errors and the failed call."""
         said, notes = self._aside / "said", self._aside / "notes"
         child = os.fork()
         if child == 0:
@@ -193,7 +189,7 @@ class Conversion:
 
 
 def main_of(arguments) -> int:
-    """The command line in this process; its exit code, 99 after a traceback."""
+    """Run the command line in this process; return its exit code, or 99 after a traceback."""
     from griffin_eval.cli.main import main
 
     sys.argv = ["griffin-eval", *map(str, arguments)]
@@ -216,7 +212,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def lose_power(box: Path, notes: Path) -> None:
-    """What may be lost is lost: data that were not synced, and names in folders that were not."""
+    """Remove all data that were not synced, and all names in folders that were not synced."""
     data, entries = set(), set()
     for line in notes.read_text().splitlines():
         letter, _, rest = line.partition(" ")
@@ -229,14 +225,14 @@ def lose_power(box: Path, notes: Path) -> None:
             data.discard(int(rest))
             entries = {entry for entry in entries if entry[0] != int(rest)}
     for folder, folders, files in os.walk(box, topdown=False):
-        if folder == str(box):  # renaming the output is all or nothing, and neither loses anything
+        if folder == str(box):  # renaming the output is atomic and loses nothing
             continue
         parent = os.stat(folder).st_ino
         for path in (Path(folder, name) for name in (*files, *folders)):
             status = path.lstat()
             if (parent, status.st_ino) in entries:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-            elif status.st_ino in data:  # its size and times are there, its blocks are not
+            elif status.st_ino in data:  # its size and times survive, its blocks do not
                 path.write_bytes(bytes(status.st_size))
                 os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -268,7 +264,7 @@ def main() -> int:
                 for name in options.faults:
                     fault = FAULTS[name]
                     count = conversion.calls(fault)
-                    at = range(count + (fault.code == KILL))  # the last one: not at all
+                    at = range(count + (fault.code == KILL))  # the last run is not killed
                     if options.sample is not None:
                         at = sorted(draw.sample(at, min(options.sample, len(at))))
                     found = Counter(failure(conversion.check, fault, n) for n in at)
@@ -293,7 +289,7 @@ def failure(check: Callable[[Fault, int], None], fault: Fault, at: int) -> str:
 
 
 def import_all() -> None:
-    """What conversions import late, so that children have it; nothing that starts a thread."""
+    """Import the modules that conversions import late and that start no threads."""
     import huggingface_hub  # noqa: F401
     import ml_dtypes  # noqa: F401
     import rich.progress  # noqa: F401
@@ -308,7 +304,7 @@ def import_all() -> None:
 
 
 def restart() -> int:
-    """Builds the library, writes the checkpoints, and runs this program with them."""
+    """Build the library, write the checkpoints, and run this program with them."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         library = f"{folder}/faults.so"
         subprocess.run(

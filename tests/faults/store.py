@@ -2,8 +2,8 @@
 
     python store.py s3|gs
 
-It prints its address. Requests go to the emulator that tests use. ``PUT /-/fault`` arms a fault as
-`Fault` has it, in JSON, and sets the count of requests to 0; ``GET /-/count`` is that count.
+It prints its address and passes requests on to the emulator that tests use. ``PUT /-/fault`` arms a
+`Fault`, given as JSON, and sets the request count to 0. ``GET /-/count`` returns the count.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ NOT_FORWARDED = {"connection", "content-length", "date", "server", "transfer-enc
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to the ``at``-th request, counted from 0.
+    """The fault of the ``at``-th request, counted from 0.
 
     Attributes:
-        at: number of the request; -1 for none.
-        stays: whether it happens to all later ones too.
-        status: status of the answer, for a request that does not reach the store; None for none.
-        half: whether half of the answer is sent, and then the connection is closed.
-        lost: whether the request is carried out and the connection is closed without an answer.
-        kill: process that is killed: before the request is carried out, after it with ``lost``.
+        at: Number of the request; -1 for no fault.
+        stays: Whether all later requests fail, too.
+        status: HTTP status returned instead of passing the request on, or None.
+        half: Whether the connection is closed after half of the answer.
+        lost: Whether the request is carried out and the connection is closed without an answer.
+        kill: Process to kill before the request is carried out (with ``lost``: after it).
     """
 
     at: int = -1
@@ -44,12 +44,12 @@ class Fault:
 
 
 class Proxy(ThreadingHTTPServer):
-    """Hands requests on to ``store``, a pair of host and port."""
+    """A server that passes requests on to ``store``, a pair of host and port."""
 
     daemon_threads = True
 
     def handle_error(self, *_):
-        """Nothing: a client that went away is no news."""
+        """Ignore clients that have closed their connection."""
 
     def __init__(self, store: tuple[str, int]):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -57,7 +57,7 @@ class Proxy(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def strikes(self) -> Fault | None:
-        """Counts a request; the fault, if it happens to this one."""
+        """Count a request and return the fault if this request has it."""
         with self.lock:
             number, self.count = self.count, self.count + 1
             fault = self.fault
@@ -66,7 +66,7 @@ class Proxy(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection of a client."""
+    """A connection of a client."""
 
     server: Proxy
     protocol_version = "HTTP/1.1"
@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_):
-        """Nothing: the clients say what went wrong."""
+        """Print nothing, since the clients report errors."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Some of the faults of `make faults` and `make faults-remote`: each kind, into every container."""
+"""A sample of `make faults` and `make faults-remote`: each kind of fault, for every container."""
 
 import os
 import subprocess

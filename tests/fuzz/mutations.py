@@ -1,7 +1,7 @@
-"""Damage that knows what it damages: JSON stays JSON, checksums and lengths fit what they are of.
+"""Mutations that respect file formats: JSON stays JSON, and checksums and lengths fit.
 
-A function takes the content of a file, something that draws at random, and a function that damages
-bytes blindly, which it uses for the parts that have no structure.
+Each function takes the content of a file, a random generator, and a function that damages bytes
+blindly, which it uses for parts without a structure.
 """
 
 import io
@@ -14,7 +14,7 @@ from typing import Any
 
 Blind = Callable[[bytes], bytes]
 
-OUTSIDE = "outside-of-the-checkpoint"  # a folder beside it, where no file of it may lead
+OUTSIDE = "outside-of-the-checkpoint"  # a folder beside it that no file may refer to
 _CANARY = f"../{OUTSIDE}/model.safetensors"
 _VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63)),
@@ -25,7 +25,7 @@ _VALUES: list[Any] = [
 
 
 def mutate(name: str, content: bytes, draw: random.Random, blind: Blind) -> bytes:
-    """Damages the content of a file as befits its name; blindly, where that is not possible."""
+    """Damage the content of a file according to its name, or blindly where that fails."""
     kind = next((change for ends, change in _KINDS if name.endswith(ends)), None)
     if content[:4] in _OCDBT:
         kind = change_ocdbt
@@ -33,7 +33,7 @@ def mutate(name: str, content: bytes, draw: random.Random, blind: Blind) -> byte
         return blind(content)
     try:
         return kind(content, draw, blind)
-    except Exception:  # damaged before, so that it has no structure any more
+    except Exception:  # earlier damage destroyed its structure
         return blind(content)
 
 
@@ -42,7 +42,7 @@ def change_json(content: bytes, draw: random.Random, blind: Blind) -> bytes:
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
         value = _changed(value, draw)
     text = json.dumps(value)
-    if draw.random() < 0.1:  # a key twice, or deeper than parsers like
+    if draw.random() < 0.1:  # a duplicate key, or nesting beyond parsers' limits
         text = draw.choice((text.replace("{", '{"a":1,"a":2,', 1), "[" * 3000 + text))
     return text.encode("utf-8", "surrogatepass")
 
@@ -64,7 +64,7 @@ def change_safetensors(content: bytes, draw: random.Random, blind: Blind) -> byt
 
 
 def change_state(content: bytes, draw: random.Random, blind: Blind) -> bytes:
-    """What a saved state says of itself, half of the time with hashes that fit it."""
+    """Change the metadata or a tensor of a saved state, half of the time with matching hashes."""
     from safetensors.numpy import load, save
 
     from griffin_eval.states.saved_state import Origin, SavedState
@@ -75,7 +75,7 @@ def change_state(content: bytes, draw: random.Random, blind: Blind) -> bytes:
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     (key,) = metadata
     tensors, said = load(content), json.loads(metadata[key])
-    if draw.random() < 0.4:  # other tensors
+    if draw.random() < 0.4:  # a tensor instead of the metadata
         name = draw.choice(sorted(tensors))
         tensors[draw.choice((name, name, "layers.0.h", "x"))] = draw.choice(
             (
@@ -94,7 +94,7 @@ def change_state(content: bytes, draw: random.Random, blind: Blind) -> bytes:
 
 
 def change_zip(content: bytes, draw: random.Random, blind: Blind) -> bytes:
-    """A member is changed, mostly the pickle, in an archive that is whole in itself."""
+    """Change a member of the archive, mostly the pickle, and write a valid archive."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(out, "w") as made:
         names = archive.namelist()
@@ -111,7 +111,7 @@ def change_zip(content: bytes, draw: random.Random, blind: Blind) -> bytes:
 
 
 def _change_pickle(data: bytes, draw: random.Random, blind: Blind) -> bytes:
-    """Opcodes are moved, doubled, dropped or replaced; now and then bytes, or a callable's name."""
+    """Move, double, drop or replace opcodes; sometimes change bytes or a callable's name."""
     import pickletools
 
     what = draw.random()
@@ -143,7 +143,7 @@ def change_msgpack(content: bytes, draw: random.Random, blind: Blind) -> bytes:
     import msgpack
 
     value = msgpack.unpackb(content, strict_map_key=False)
-    if draw.random() < 0.5:  # the description of an array
+    if draw.random() < 0.5:  # metadata of an array
         *_, (group, key) = _places(value, draw)
         if isinstance(group[key], msgpack.ExtType):
             code, data = group[key]
@@ -161,7 +161,7 @@ num_heads block_pattern '2::3' '::0' [0,2,4] '{layer}' '**' 'lm_head.weight' 'cu
 
 
 def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
-    """Lines are moved, doubled, dropped, or get other words."""
+    """Move, double or drop lines, or change their words."""
     lines, words = content.decode().split("\n"), _TOML.replace(".", " ").split()
     i, j = draw.randrange(len(lines)), draw.randrange(len(lines))
     match draw.randrange(5):
@@ -180,7 +180,7 @@ def change_toml(content: bytes, draw: random.Random, blind: Blind) -> bytes:
 
 
 def change_ocdbt(content: bytes, draw: random.Random, blind: Blind) -> bytes:
-    """A node or manifest of OCDBT, whose length and checksum are made to fit."""
+    """Damage a node or manifest of OCDBT and correct its length and checksum."""
     import pyarrow
 
     magic, body = content[:4], content[12:-4]
@@ -208,7 +208,7 @@ def _crc_of(byte: int) -> int:
     return byte
 
 
-_OCDBT = (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde")  # a manifest and a node begin so
+_OCDBT = (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde")  # first bytes of a manifest and of a node
 _CRC = [_crc_of(byte) for byte in range(256)]
 _KINDS: list[tuple[tuple[str, ...], Callable[[bytes, random.Random, Blind], bytes]]] = [
     ((".safetensors",), change_safetensors),
@@ -221,7 +221,7 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[bytes, random.Random, Blind], byte
 
 
 def _places(value: Any, draw: random.Random) -> list[tuple[Any, Any]]:
-    """The way from a value to one of its leaves or groups, as pairs of a group and a key."""
+    """Return a random path into a value as pairs of a group and a key."""
     way: list[tuple[Any, Any]] = []
     while isinstance(value, dict | list) and value:
         keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -249,7 +249,7 @@ def _changed(value: Any, draw: random.Random) -> Any:
                 del group[key]
             else:
                 group.pop(key)
-        case 2:  # as another one is
+        case 2:  # a copy of another value
             other, place = _places(value, draw)[-1]
             group[key] = json.loads(json.dumps(other[place])) if _plain(other[place]) else old
         case 3 if isinstance(group, dict):

@@ -1,11 +1,11 @@
-"""Fuzzes everything that is read of a checkpoint, each kind in processes of its own.
+"""Fuzz every kind of file that belongs to a checkpoint, each kind in separate processes.
 
-    make fuzz SECONDS=180 SEED=1            # all kinds, so long in all
-    make fuzz RUNS=10000 TARGETS="torch"    # so many cases of one kind
-    make fuzz CASE=build/fuzz/torch-…       # a case that failed, again
+    make fuzz SECONDS=180 SEED=1            # all kinds, 180 seconds in total
+    make fuzz RUNS=10000 TARGETS="torch"    # 10,000 cases of one kind
+    make fuzz CASE=build/fuzz/torch-…       # one failed case again
 
-A case must end in a sentence or in the right result, within 10 s and 2 GB. Cases that fail are kept
-in build/fuzz, with what happened beside them, and end the command with exit code 1.
+A case must end in a one-sentence error or the right result, within 10 s and 2 GB. Failing cases are
+kept in build/fuzz with their output beside them, and the command then exits with code 1.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 KEEP = HERE.parents[1] / "build" / "fuzz"
-ATTEMPTS = 20  # processes that may end in a crash before a target is given up
+ATTEMPTS = 20  # crashed processes after which a target is given up
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     options = parser.parse_args()
     options.keep.mkdir(parents=True, exist_ok=True)
     before = set(options.keep.iterdir())
-    shm = Path("/dev/shm")  # nothing here has to outlast the process, and disks wait for fsync
+    shm = Path("/dev/shm")  # temporary files; fsync is slow on disks
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
         seeds = Path(folder) / "seeds"
         _python("-c", f"import seeds, pathlib; seeds.write_seeds(pathlib.Path({str(seeds)!r}))")
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def _fuzz(name: str, seeds: Path, root: Path, keep: Path, seed: int, limits: dict) -> str:
-    """Fuzzes a target, anew after every crash; says what came of it."""
+    """Fuzz a target, restarting after every crash; return a summary."""
     total, began, left = 0, time.monotonic(), dict(limits)
     for attempt in range(ATTEMPTS):
         work = root / f"{name}-{attempt}"

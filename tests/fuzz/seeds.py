@@ -1,4 +1,4 @@
-"""Whole checkpoints, tokenizers and tables of names, which the fuzzer damages."""
+"""Undamaged checkpoints, tokenizers and tables of names for the fuzzer."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ STATE_TOKENS = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
 
 def write_seeds(root: Path) -> None:
-    """Writes a folder for every target of `targets.TARGETS`, under its name."""
+    """Write a folder for every target of `targets.TARGETS`, under the target's name."""
     made = root / "made"
     write_all(made)
     for name, source in {
@@ -32,7 +32,7 @@ def write_seeds(root: Path) -> None:
         "manifest": "griffin",
     }.items():
         shutil.copytree(made / source, root / name)
-    # Libraries say what is right there: a manifest would refuse everything before they are asked.
+    # Libraries give the expected result here; a manifest would refuse every damaged file first.
     for name in ("safetensors", "sharded", "torch", "config", "own-config"):
         (root / name / MANIFEST_FILE).unlink()
     _write_flax(made / "deepmind-flax", root)
@@ -46,7 +46,7 @@ def write_seeds(root: Path) -> None:
 
 
 def _write_states(model: Path, root: Path) -> None:
-    """A saved state beside its model, and a folder of states."""
+    """Write a saved state beside its model, and a folder of states."""
     from griffin_eval import Evaluator
     from griffin_eval.states.state_cache import StateCache
 
@@ -68,7 +68,7 @@ def _write_states(model: Path, root: Path) -> None:
 
 
 def _write_requests(folder: Path) -> None:
-    """Bodies of requests to a server, each under its address."""
+    """Write bodies of requests to a server, each named after its route."""
     folder.mkdir()
     ids = [257, 97, 98, 32, 99]
     said = [{"role": "user", "content": "a é"}, {"role": "assistant", "content": "b"}]
@@ -91,7 +91,7 @@ def _write_requests(folder: Path) -> None:
 
 
 def _write_quantised(base: Path, root: Path) -> None:
-    """Quantised copies of a base, as far as their libraries are installed."""
+    """Write quantised copies of a base for the libraries that are installed."""
     from importlib.util import find_spec
 
     if find_spec("bitsandbytes") is not None:
@@ -144,7 +144,7 @@ def _write_quantised(base: Path, root: Path) -> None:
 
 
 def _write_adapter(base: Path, folder: Path) -> None:
-    """A base and an adapter of some of its layers."""
+    """Write a base and an adapter of some of its layers."""
     from adapters import write_adapter
 
     shutil.copytree(base, folder / "base")
@@ -153,7 +153,7 @@ def _write_adapter(base: Path, folder: Path) -> None:
 
 
 def _write_flax(source: Path, root: Path) -> None:
-    """Flax's msgpack, and the folders of arrays that Orbax used to write."""
+    """Write a msgpack file of Flax, and folders of arrays as older Orbax did."""
     import orbax.checkpoint as ocp
     from flax import serialization
 
@@ -178,7 +178,7 @@ def _write_flax(source: Path, root: Path) -> None:
 
 
 def _write_names(source: Path, folder: Path) -> None:
-    """A file with names of its own, whose table has every operation, and what is no parameter."""
+    """Write a file with foreign names and a table with every operation and ignored tensors."""
     import torch
 
     folder.mkdir()
@@ -192,7 +192,7 @@ def _write_names(source: Path, folder: Path) -> None:
         rows.extend(f"{key} = {json.dumps(value)}" for key, value in keys.items())
 
     def join(foreign: str, ends: tuple[str, ...]) -> None:
-        """Parameters behind each other in one tensor."""
+        """Concatenate parameters in one tensor."""
         names = [f"model.layers.{{layer}}.temporal_block.{end}" for end in ends]
         theirs = [by_parameter.pop((name,)).foreign for name in names]
         for i in range(CONFIG.num_layers):
@@ -229,7 +229,7 @@ def _write_tokenizers(root: Path) -> None:
 
     model = root / "tokenizer-model"
     model.mkdir()
-    # Small: no more than what is needed for every kind of piece.
+    # The smallest vocabulary with every kind of piece.
     train_sentencepiece(model, vocab_size=400, user_defined_symbols=["<mask>", "\n", "▁▁"])
     (model / "tokenizer_config.json").write_text('{"add_bos_token": true}')
     bpe = Tokenizer(models.BPE())

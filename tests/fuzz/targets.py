@@ -1,6 +1,6 @@
-"""What is fuzzed: files of whole checkpoints, and what must hold of each that was damaged.
+"""Targets of the fuzzer: the files to damage, and the checks of each damaged checkpoint.
 
-A case is a byte, which chooses a file of the target's seed, and the content of that file.
+A case is a byte that chooses a file of the target's seed, followed by the file's content.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _COMMAND = get_command(app)
 
 
 class Target(NamedTuple):
-    """A kind of file that is damaged.
+    """A kind of file to damage.
 
     Attributes:
-        damaged: patterns of the files of the seed that are.
-        run: inspects, converts or loads a folder; raises BadInput, or AssertionError if the result
-            is not right.
+        damaged: Patterns of the seed's files to damage.
+        run: Function that inspects, converts or loads a folder. It raises BadInput for a refusal,
+            and AssertionError if the result is wrong.
     """
 
     damaged: tuple[str, ...]
@@ -44,20 +44,20 @@ class Target(NamedTuple):
 
 
 def command(*arguments: str | Path) -> bool:
-    """Whether a command was successful. What it prints must be Unicode; its errors are raised."""
+    """Return whether a command succeeds. Its output must be Unicode; its errors are raised."""
     with io.TextIOWrapper(io.BytesIO(), "utf-8") as out, contextlib.redirect_stdout(out):
         return not _COMMAND.main([str(a) for a in arguments], standalone_mode=False)
 
 
 def convert(source: Path, out: Path, *options: str | Path) -> None:
-    """Converts, and inspects what was refused and some of the rest; raises BadInput if refused."""
+    """Convert a checkpoint; inspect it if refused, and otherwise in one case of ten."""
     try:
         assert command("convert", source, out, "--to", "griffin", *options)
     except BadInput as error:
-        with contextlib.suppress(BadInput):  # of data alone there is nothing to be said
+        with contextlib.suppress(BadInput):  # inspect may refuse it, too
             command("inspect", source, *options)
         raise error
-    if random.random() < 0.1:  # to print it takes as long as all the rest
+    if random.random() < 0.1:  # printing takes as long as the conversion
         assert command("inspect", source, *options), "converted, though an inspection objects"
 
 
@@ -79,7 +79,7 @@ def same_as_torch(source: Path, out: Path, *options: str | Path) -> None:
     (path,) = source.glob("*.pt")
     try:
         loaded = torch.load(path, weights_only=True)
-    except Exception:  # for a field of the zip that says nothing of tensors
+    except Exception:  # torch may refuse a zip field that we ignore
         return
     for root in ("model_state_dict", "state_dict", "params"):
         if not any(isinstance(value, torch.Tensor) for value in loaded.values()):
@@ -98,7 +98,7 @@ def same_as_flax(source: Path, out: Path) -> None:
     convert(source, out)
     try:
         tree = serialization.msgpack_restore((source / "checkpoint").read_bytes())
-    except (ValueError, TypeError):  # for a leaf that is no parameter, and is left out
+    except (ValueError, TypeError):  # flax may refuse a leaf that we leave out
         return
     with open_orbax(source) as folder:
         for name in folder.tensors:
@@ -118,7 +118,7 @@ def with_names(source: Path, out: Path) -> None:
 
 
 def with_adapter(source: Path, out: Path) -> None:
-    """Merges an adapter, and multiplies its factors as the safetensors library reads them."""
+    """Merge an adapter, and compare with the product of its factors read by safetensors."""
     from safetensors import safe_open
 
     assert command(
@@ -151,7 +151,7 @@ def with_adapter(source: Path, out: Path) -> None:
 
 
 def same_as_bitsandbytes(source: Path, out: Path) -> None:
-    """Dequantises, and compares with bitsandbytes, whose own code trusts what it is given."""
+    """Dequantise and compare with bitsandbytes, whose code does not validate its input."""
     import torch
     from bitsandbytes import functional
     from safetensors.torch import load_file
@@ -171,7 +171,7 @@ def same_as_bitsandbytes(source: Path, out: Path) -> None:
 
 
 def same_as_mlx(source: Path, out: Path) -> None:
-    """Dequantises, and compares with MLX's formula in exact arithmetic, rounded twice."""
+    """Dequantise and compare with MLX's formula in exact arithmetic, rounded twice."""
     from safetensors.torch import load_file
 
     convert(source, out)
@@ -192,7 +192,7 @@ def same_as_mlx(source: Path, out: Path) -> None:
 
 
 def same_as_gguf(source: Path, out: Path) -> None:
-    """Dequantises, and compares with the gguf library, whose reader trusts what it is given."""
+    """Dequantise and compare with the gguf library, whose reader does not validate its input."""
     import gguf
 
     (path,) = source.glob("*.gguf")
@@ -218,7 +218,7 @@ def torch_of(array: np.ndarray):
 
 
 def expect_same_numbers(ours, theirs) -> None:
-    """The same dtype, shape and values; one NaN is like another."""
+    """Assert equal dtypes, shapes and values; all NaNs count as equal."""
     import torch
 
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, (ours.dtype, theirs.dtype)
@@ -227,7 +227,7 @@ def expect_same_numbers(ours, theirs) -> None:
 
 
 def load_tokenizer(source: Path, out: Path) -> None:
-    """Loads a tokenizer and uses it."""
+    """Load a tokenizer and use it."""
     from griffin_eval.text.load import load_tokenizer
     from griffin_eval.text.tokenizer import PROBE
 
@@ -240,7 +240,7 @@ def load_tokenizer(source: Path, out: Path) -> None:
 
 
 def go_on_from_state(source: Path, out: Path) -> None:
-    """Scores a text behind a saved state, which nobody has damaged or whose hashes all fit."""
+    """Score a text after a saved state whose hashes all match."""
     from griffin_eval.engine.scoring import NotFinite
     from griffin_eval.states.saved_state import check_origin, check_weights, read_state
 
@@ -250,7 +250,7 @@ def go_on_from_state(source: Path, out: Path) -> None:
     check_origin(path, saved, model.config, None, runner.dtype)
     check_weights(path, saved, weights_sha256)
     runner.start_from(saved)
-    with contextlib.suppress(NotFinite):  # values are the file's to choose
+    with contextlib.suppress(NotFinite):  # the file may hold any values
         model.score([[saved.origin.last_token, 3, 4]])
 
 
@@ -263,7 +263,7 @@ def evaluator(folder: Path) -> Any:
 
 
 def take_from_state_cache(source: Path, out: Path) -> None:
-    """Looks for a state and scores in a folder: those of the model and the text, or none."""
+    """Look up a state and scores in a folder; they must be the right ones or absent."""
     from seeds import STATE_TOKENS
 
     from griffin_eval.states.saved_state import SavedState
@@ -282,7 +282,7 @@ def take_from_state_cache(source: Path, out: Path) -> None:
 
 
 def ask_server(source: Path, out: Path) -> None:
-    """Sends the body that was damaged to a server in this process; raises what it refuses."""
+    """Send the damaged body to a server in this process; raise BadInput if it refuses."""
     path = max(source.iterdir(), key=lambda file: file.stat().st_mtime_ns)
     name = path.stem.partition("-")[0]
     address = f"/v1/{name}" if name == "completions" else f"/{name}"
@@ -299,7 +299,7 @@ def ask_server(source: Path, out: Path) -> None:
 
 
 class ServerHere:
-    """A server of the smallest model that ships, without a socket."""
+    """A server of the smallest shipped model, without a socket."""
 
     def __init__(self) -> None:
         from griffin_eval.checkpoints import folder
@@ -316,13 +316,13 @@ class ServerHere:
         self._app, self._loop = make_app(model), asyncio.new_event_loop()
 
     def ask(self, address: str, body: bytes) -> tuple[int, bytes]:
-        """Status and content of the answer."""
+        """Return the status and content of the answer."""
         return self._loop.run_until_complete(self._asked(address, body))
 
     async def _asked(self, address: str, body: bytes) -> tuple[int, bytes]:
         import httpx
 
-        transport = httpx.ASGITransport(self._app)  # raises what the server does not catch
+        transport = httpx.ASGITransport(self._app)  # raises errors that the server does not catch
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             headers = {"Content-Type": "application/json"}
             answer = await client.post(address, content=body, headers=headers)
@@ -363,12 +363,12 @@ TARGETS = {
 
 
 class Box:
-    """A folder in which cases of one target are run, one after the other.
+    """A folder in which cases of one target run one after the other.
 
     Args:
-        name: of the target.
-        seed: whole folder.
-        root: an empty folder; beside the checkpoint it gets a model that nothing may read.
+        name: Name of the target.
+        seed: Folder with the undamaged files.
+        root: Empty folder for the checkpoint, and for a model beside it that no case may read.
     """
 
     def __init__(self, name: str, seed: Path, root: Path):
@@ -392,23 +392,23 @@ class Box:
         sys.addaudithook(self._watch)
 
     def file(self, case: bytes) -> Path:
-        """The file that a case damages."""
+        """Return the file that a case damages."""
         return self.files[case[0] % len(self.files)]
 
     def seeds(self) -> list[bytes]:
-        """The cases that damage nothing."""
+        """Return the cases that damage nothing."""
         return [bytes([i]) + (self._seed / file).read_bytes() for i, file in enumerate(self.files)]
 
     def run(self, case: bytes) -> None:
-        """Runs a case.
+        """Run a case.
 
         Raises:
-            AssertionError: it led out, left something, was refused in other than one sentence, or
-                has a wrong result.
-            Exception: any other, than those that say a sentence.
+            AssertionError: The case read a file outside, left files behind, was refused in more
+                than one line, or gave a wrong result.
+            Exception: Any other error, which is a bug.
         """
         file = self.file(case)
-        random.seed(case)  # the same again, whenever it is run again
+        random.seed(case)  # reruns draw the same numbers
         self._opened.clear()
         (self.source / file).write_bytes(case[1:])
         try:
@@ -416,7 +416,7 @@ class Box:
         except BadInput as error:
             message = str(error)
             assert message and "\n" not in message and len(message) < 10_000, message[:500]
-            message.encode()  # or a terminal cannot show it
+            message.encode()  # fails for text that a terminal cannot show
             assert not self._out.exists(), "refused, but left its output"
         finally:
             left = set(os.listdir(self._root)) - self._there - {"out"}
@@ -424,7 +424,7 @@ class Box:
             shutil.copyfile(self._seed / file, self.source / file)
         assert not left, f"left {left} beside its output"
         assert not self._opened, f"opened {self._opened[0]}"
-        # By native code, too: a file that was read has a time of it.
+        # Native code is covered, too: reading a file sets its access time.
         assert self._canary.stat().st_atime == 0, "read a file outside the checkpoint"
 
     def _watch(self, event: str, arguments: tuple) -> None:

@@ -1,4 +1,4 @@
-"""Fuzzes one target in this process, guided by the coverage of griffin_eval: see `run.py`."""
+"""Fuzz one target in this process, guided by the coverage of griffin_eval (see `run.py`)."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import atheris
 
-MEMORY = 2 << 30  # bytes, beyond what the libraries take
+MEMORY = 2 << 30  # bytes, in addition to the libraries' memory
 
 with atheris.instrument_imports(include=["griffin_eval", "zipfile", "tomllib"]):
     from targets import Box
@@ -23,13 +23,13 @@ from targets import TARGETS  # noqa: E402
 
 
 class Worker:
-    """Runs cases, counts them, and keeps those that fail.
+    """A runner of cases that counts them and keeps failing ones.
 
     Args:
-        name: of the target.
-        seeds: folder of whole targets.
-        work: an empty folder of its own. ``count`` in it says how many cases were run.
-        keep: folder for the cases that fail.
+        name: Name of the target.
+        seeds: Folder of all seeds.
+        work: Empty working folder. Its file ``count`` holds the number of cases that have run.
+        keep: Folder for failing cases.
     """
 
     def __init__(self, name: str, seeds: Path, work: Path, keep: Path):
@@ -51,7 +51,7 @@ class Worker:
             self.note(case or b"\0", error)
 
     def note(self, case: bytes, error: BaseException) -> None:
-        """Keeps a case that fails in a new way, and what happened."""
+        """Keep a case that fails in a new way, with its traceback."""
         frames = traceback.extract_tb(error.__traceback__)
         ours = [f for f in frames if "fuzz" not in f.filename or "targets" in f.filename]
         where = [f"{f.filename}:{f.lineno}" for f in ours[-3:]]
@@ -67,7 +67,7 @@ class Worker:
     def mutate(self, case: bytes, max_size: int, seed: int) -> bytes:
         draw = random.Random(seed)
         case = case or b"\0"
-        if draw.random() < 0.1 and len(self.box.files) > 1:  # another file
+        if draw.random() < 0.1 and len(self.box.files) > 1:  # switch to another file
             case = draw.choice(self.box.seeds())
 
         def blind(content: bytes) -> bytes:
@@ -83,7 +83,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     work = Path(arguments["work"])
     worker = Worker(arguments["target"], Path(arguments["seeds"]), work, Path(arguments["keep"]))
-    for case in worker.box.seeds():  # also imports what is imported late
+    for case in worker.box.seeds():  # also triggers late imports
         worker.box.run(case)
     if "case" in arguments:
         worker.box.run(Path(arguments["case"]).read_bytes())
