@@ -1,4 +1,4 @@
-"""``import griffin_eval``: quick, lazy, typed, and every name of it in one example."""
+"""``import griffin_eval`` is quick, lazy and typed; one example uses every public name."""
 
 import importlib
 import pkgutil
@@ -190,7 +190,7 @@ def test_dtypes_and_devices_of_libraries_are_names():
 
 
 def test_damaged_weights_are_refused_before_a_result(tmp_path):
-    """By every method; `tests/lm/test_roads.py` has the other roads to a model."""
+    """Every method of Evaluator checks the weights; tests/lm/test_roads.py tests the commands."""
     griffin_eval.convert(folder("bytes_griffin"), tmp_path / "damaged", to="griffin")
     file = tmp_path / "damaged" / "model.safetensors"
     content = bytearray(file.read_bytes())

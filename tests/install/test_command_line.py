@@ -1,4 +1,4 @@
-"""The commands as a user types them, in processes of their own."""
+"""The commands as a user types them, in separate processes."""
 
 import io
 import json
@@ -32,8 +32,8 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def evaluate(program: list[str], model: str, arguments: str, folder: Path, tasks: str) -> dict:
-    """Runs an evaluation; gives task -> (metrics, responses of every request)."""
-    # Other tests compile as users do, and look at numbers; this one compares two programs.
+    """Run an evaluation; return (metrics, responses of every request) by task."""
+    # Full compilation is not needed here: this test compares two programs.
     done = run(
         *program,
         *("--model", model, "--model_args", arguments, "--tasks", tasks, "--limit", "3"),
@@ -55,10 +55,10 @@ def evaluate(program: list[str], model: str, arguments: str, folder: Path, tasks
     }
 
 
-# test_lm compares the same in one process, and README.md's blocks run the command with PyTorch.
+# test_lm compares the same in one process; README.md's blocks run the command with PyTorch.
 @pytest.mark.parametrize("framework", [slow("torch"), ci("jax")])
 def test_stock_commands_agree(checkpoint, tmp_path, framework):
-    """`lm_eval --model griffin` and `lm_eval --model hf`: same metrics, texts and greedy flags."""
+    """`lm_eval --model griffin` and `--model hf` give the same metrics, texts and greedy flags."""
     tasks = "griffin_pydoc_choice,griffin_phonebook"
     arguments = f"pretrained={checkpoint},framework={framework}"
     ours = evaluate(["lm_eval"], "griffin", arguments, tmp_path / "a", tasks)
@@ -93,7 +93,7 @@ def test_griffin_eval_run_works_where_the_plugin_is_off(checkpoint):
     done = run("griffin-eval", "run", *rolling(checkpoint), GRIFFIN_EVAL_NO_PLUGIN="1")
     assert done.returncode == 0, done.stderr
     assert "bits_per_byte" in done.stdout
-    assert "griffin: jax on cpu:0 in float32" in done.stderr  # logged as lm_eval logs
+    assert "griffin: jax on cpu:0 in float32" in done.stderr  # in lm_eval's log format
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_stdin_is_a_text(monkeypatch):
 
 
 def parameters(command, path=("griffin-eval",)):
-    """(name on the command line, help text) of every option and argument that the help shows."""
+    """Yield the command-line name and help text of every option and argument in the help."""
     for name, inner in getattr(command, "commands", {}).items():
         yield from parameters(inner, (*path, name))
     for parameter in command.params:

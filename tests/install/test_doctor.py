@@ -1,4 +1,4 @@
-"""`griffin-eval doctor`: the facts, its exit code, and that any framework may be missing."""
+"""`griffin-eval doctor`: its facts and exit code, also without a framework."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The distributions hold the tree at its import paths, and nothing else."""
+"""The distributions hold the repository's files at their import paths, and no others."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ PACKAGE_OF = {folder: name.replace(".", "/") for name, folder in SETUPTOOLS["pac
 
 
 def tree() -> list[str]:
-    """The files git knows or would add."""
+    """Return the files that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
@@ -34,9 +34,9 @@ def tree() -> list[str]:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> Path:
-    """The folder of a source distribution and of the wheel built from it."""
+    """Build a source distribution and a wheel from it; return their folder."""
     source = tmp_path_factory.mktemp("source")
-    for name in tree():  # a copy: setuptools would put stale files of ./build into the wheel
+    for name in tree():  # a copy, since setuptools would add stale files of ./build
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
     build = [sys.executable, "-m", "build", "--no-isolation", str(source)]
@@ -65,7 +65,7 @@ def test_wheel_holds_the_tree(dist):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="auditwheel is for Linux")
 def test_one_wheel_serves_every_python_and_old_systems(dist):
-    """Of this machine's compiler; glibc 2.17 is of 2012."""
+    """The wheel of this machine's compiler needs glibc 2.17 (2012) at most."""
     pytest.importorskip("auditwheel")
     (path,) = dist.glob("*.whl")
     assert path.name.split("-")[2:4] == ["py3", "none"]
@@ -77,7 +77,7 @@ def test_one_wheel_serves_every_python_and_old_systems(dist):
 
 
 def test_every_file_of_a_package_folder_is_code_a_table_a_task_or_a_template():
-    """Another kind of file would need package-data, and this file's expectation, to say so."""
+    """Another kind of file would need an entry in package-data and in this test."""
     assert [
         name
         for name in tree()

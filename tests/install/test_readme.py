@@ -1,4 +1,4 @@
-"""Every command and every piece of Python in README.md and docs/ runs as it stands."""
+"""Every command and every Python block in README.md and docs/ runs unchanged."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from griffin_eval.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-# Lines that this page's test leaves out: they make an environment, or run the tests.
+# Lines that the test leaves out: they create an environment or run the tests.
 ELSEWHERE = ("make ", "pip install ")
 
 
@@ -26,7 +26,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of what a reader would type, in order."""
+    """Return the language and text of every block that a reader would type, in order."""
     return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(), re.M | re.S)
 
 
@@ -57,13 +57,13 @@ def test_the_demo_types_the_quick_start_until_a_command_fails(tmp_path):
     ids=name_of,
 )
 def test_blocks_run(page, tmp_path):
-    """The blocks of a page, one after the other in one folder."""
+    """The blocks of a page run one after the other in one folder."""
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        # Commands run to their end here; other tests compile as users do, and look at numbers.
+        # Commands only need to succeed here, so full compilation is not needed.
         "XLA_FLAGS": QUICK_FLAGS,
     }
-    # `python -m benchmarks.NAME` and `experiments.NAME` run in a checkout, which has them.
+    # `python -m benchmarks.NAME` and `experiments.NAME` exist only in a checkout.
     environment.pop("PYTHONSAFEPATH", None)
     for name in ("benchmarks", "experiments"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -81,7 +81,7 @@ def test_blocks_run(page, tmp_path):
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
-    """The cells of the notebook, one after the other in one process."""
+    """The cells of the notebook run one after the other in one process."""
     cells = json.loads((ROOT / "docs" / "first_hour.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     done = subprocess.run(
@@ -92,7 +92,7 @@ def test_the_notebook_runs(tmp_path):
 
 
 def test_commands_tasks_and_python_names_are_documented():
-    """What exists is in a table: commands and public names in one page each, tasks in theirs."""
+    """Tables in docs/ list every command, public name and task."""
     text = {name_of(page): page.read_text() for page in PAGES}
     group = typer.main.get_group(app).commands.items()
     commands = {name for name, command in group if not command.hidden}
@@ -111,7 +111,7 @@ def test_the_latest_release_is_this_version():
 
 
 def test_every_page_is_linked_from_the_index():
-    """A page that nothing links to is not found."""
+    """Readers find only pages that the index links to."""
     index = (ROOT / "docs" / "index.md").read_text()
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
     assert [page for page in pages if f"({page}" not in index and page != "index.md"] == []

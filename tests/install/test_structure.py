@@ -1,7 +1,7 @@
-"""Names in strings that exist.
+"""Dotted names in strings refer to existing modules and attributes.
 
-The import contracts (`[tool.importlinter]` in pyproject.toml) are checked by `make check`; they
-see no import that is made from a string.
+`make check` checks the import contracts (`[tool.importlinter]` in pyproject.toml), which do not
+see imports by name.
 """
 
 import ast
@@ -22,7 +22,7 @@ REFERENCE = re.compile(r"`(griffin_eval(?:\.\w+)+)`")
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name is a module, or something within one."""
+    """Return whether a dotted name is a module or an attribute of one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -40,7 +40,7 @@ def exists(name: str) -> bool:
 
 
 def strings(path: Path) -> set[str]:
-    """Dotted names that a file holds in strings, and in backticks in its docstrings."""
+    """Return the dotted names in a file's strings, and in backticks in its docstrings."""
     names, nodes = set(), list(ast.walk(ast.parse(path.read_text())))
     formatted = {id(part) for n in nodes if isinstance(n, ast.JoinedStr) for part in n.values}
     for node in nodes:

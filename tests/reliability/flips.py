@@ -1,12 +1,12 @@
-"""Flips a bit of a checkpoint, again and again, and reads it: `make flips COUNT=1000`.
+"""Flip a random bit of a checkpoint, read it, and repeat: `make flips COUNT=1000`.
 
-Each damaged copy is read by griffin-eval, which compares it with its manifest, and by the library
-whose format it is: safetensors, PyTorch, Orbax, gguf. A GGUF file has no checksum, and nobody but
-griffin-eval writes a manifest: it is also read without one. What comes of it is one of:
+griffin-eval, which checks the manifest, and the library of the format (safetensors, PyTorch, Orbax,
+gguf) read each damaged copy. GGUF files have no checksums, and only griffin-eval writes manifests,
+so GGUF files are also read without one. The outcomes are:
 
 - refused: an error;
-- no effect: the weights are what they were, bit for bit;
-- silent: other weights, and not a word.
+- no effect: the same weights, bit for bit;
+- silent: other weights without an error.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from gguf_files import candle, write_candle  # noqa: E402
 from parity import BASE, weights  # noqa: E402
 from tiny_checkpoints import write_griffin  # noqa: E402
 
-# Orbax stores what has less than 1 kB beside its checksummed names.
+# Orbax stores values below 1 kB beside their names, which have checksums.
 CONFIG = dataclasses.replace(BASE, vocab_size=512, width=64, mlp_width=128, lru_width=64)
 Weights = dict[str, bytes]
 
@@ -45,7 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what threads of Orbax say of their errors
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides errors that Orbax's threads print
     silent = 0
     print(
         "| format | read by | flips | refused | no effect | silent |\n|---|---|---:|---:|---:|---:|"
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def write_checkpoints(folder: Path) -> Path:
-    """The same weights in every format of `PEERS`, each with its manifest."""
+    """Write the same weights in every format of `PEERS`, each with its manifest."""
     write_griffin(folder / "plain", CONFIG)
     for name in PEERS:
         if name in FORMATS:
@@ -86,7 +86,7 @@ def convert(source: Path, out: Path, target: str) -> None:
 def flips(
     whole: Path, readers: dict[str, Callable[[Path], Weights]], count: int, seed: int
 ) -> dict[str, Counter[str]]:
-    """What came of the flips, by reader."""
+    """Flip bits and return the number of each outcome by reader."""
     draw, counts = np.random.default_rng(seed), {reader: Counter() for reader in readers}
     right = {reader: read(whole) for reader, read in readers.items()}
     files = [p.relative_to(whole) for p in sorted(whole.rglob("*")) if p.is_file()]
@@ -103,7 +103,7 @@ def flips(
             for reader, read in readers.items():
                 try:
                     found = read(copy)
-                except Exception:  # whatever a library raises is a refusal
+                except Exception:  # any error of a library counts as a refusal
                     counts[reader]["refused"] += 1
                 else:
                     counts[reader]["no effect" if found == right[reader] else "silent"] += 1
@@ -111,7 +111,7 @@ def flips(
 
 
 def with_manifest(folder: Path) -> Weights:
-    """What a conversion of the folder writes."""
+    """Convert the folder and return the weights that the conversion writes."""
     from safetensors.numpy import load_file
 
     out = folder.parent / "out"
@@ -123,7 +123,7 @@ def with_manifest(folder: Path) -> Weights:
 
 
 def without_manifest(folder: Path) -> Weights:
-    """The same of a folder that lacks its manifest for so long."""
+    """Convert the folder without its manifest and return the weights."""
     manifest, aside = folder / MANIFEST_FILE, folder.parent / "aside"
     manifest.rename(aside)
     try:

@@ -1,14 +1,14 @@
-"""Ends evaluations at random times and lets a second run go on: `make kills COUNT=50`.
+"""End evaluations at random times and continue them in a second run: `make kills COUNT=50`.
 
-A run is `lm_eval.simple_evaluate` on ``--model griffin`` with ``--use_cache`` and results files, as
-the command makes it, in a process forked from one that has imported the libraries. At a random
-time it gets SIGKILL, SIGTERM, Ctrl-C, or no more memory (RLIMIT_AS). It notes each answer before
-this goes to the cache, and each step that has ended. Afterwards:
+A run is `lm_eval.simple_evaluate` with ``--model griffin``, ``--use_cache`` and results files, in a
+process forked from one that has imported the libraries. At a random time it gets SIGKILL, SIGTERM,
+Ctrl-C, or no more memory (RLIMIT_AS). It records each answer before the cache does, and each
+finished step. Afterwards:
 
-- the cache is one that sqlite reads, with every answer but those of at most one step;
-- results are absent, or whole;
-- a second run asks the model for the missing answers and no others, and its results are those of a
-  run that nothing ended.
+- sqlite can read the cache, which lacks the answers of at most one step;
+- results are absent or complete;
+- a second run asks the model only for the missing answers, and its results equal those of an
+  uninterrupted run.
 """
 
 import argparse
@@ -50,12 +50,12 @@ METRIC = {"choice": "acc", "rolling": "bits_per_byte", "continue": "exact_match"
 
 
 class Harness:
-    """Tasks of all kinds in a folder, and runs on them.
+    """Tasks of all kinds in a folder, and runs of these tasks.
 
     Args:
-        folder: that exists, for everything.
+        folder: Existing folder for tasks, caches, logs and results.
         framework: ``torch`` or ``jax``.
-        documents: of each kind.
+        documents: Number of documents for each task.
     """
 
     def __init__(self, folder: Path, framework: str, documents: int = 4):
@@ -72,7 +72,7 @@ class Harness:
         self.answers = documents * (3 + 1 + 1)
 
     def start(self, name: str, cache: Path) -> "Running":
-        """Forks a run whose results, log and trace have this name."""
+        """Fork a run whose results, log and trace files have this name."""
         run = Running(self.folder / name, cache)
         run.process = os.fork()
         if run.process == 0:
@@ -88,7 +88,7 @@ class Harness:
         return run
 
     def _evaluate(self, run: "Running") -> None:
-        """What a forked process does."""
+        """Evaluate the tasks in the forked process."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         log = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
@@ -109,7 +109,7 @@ class Harness:
         def set_cache_hook(self: Any, hook: Any) -> None:
             make(self, hook)
             noting(trace, hook, "add_partial", before=b"a")
-            os.write(trace, b"|")  # from here on it evaluates
+            os.write(trace, b"|")  # marks the start of the evaluation
 
         GriffinLM.set_cache_hook = set_cache_hook
         tracker = EvaluationTracker(output_path=str(run.results))
@@ -137,7 +137,7 @@ class Harness:
 
 
 class Running:
-    """A run, its files, and how it ended."""
+    """A run in a forked process, and its files."""
 
     def __init__(self, base: Path, cache: Path):
         self.log, self.trace = base.with_suffix(".log"), base.with_suffix(".trace")
@@ -145,7 +145,7 @@ class Running:
         self.process = 0
 
     def wait(self, seconds: float = 600) -> int:
-        """The exit status as of `os.waitstatus_to_exitcode`; minus the signal that ended it."""
+        """Wait for the end and return the exit code, or minus the signal that ended the run."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             done, status = os.waitpid(self.process, os.WNOHANG)
@@ -163,7 +163,7 @@ class Running:
         return self.trace.read_text().partition("|")[2] if self.trace.exists() else ""
 
     def scores(self) -> dict[str, Any] | None:
-        """The results, None if there are none. A file that is not whole is an error."""
+        """Return the results, or None without a results file. Incomplete files raise errors."""
         for samples in self.results.rglob("samples_*.jsonl"):
             lines = samples.read_text().splitlines()
             assert [json.loads(line)["doc_id"] for line in lines] == list(range(len(lines)))
@@ -173,7 +173,7 @@ class Running:
 
 
 def noting(trace: int, owner: Any, name: str, before: bytes = b"", after: bytes = b"") -> None:
-    """Makes a method write to a file, in which what is written stays after SIGKILL."""
+    """Make a method write to a file descriptor before and after each call."""
     original = getattr(owner, name)
 
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -186,7 +186,7 @@ def noting(trace: int, owner: Any, name: str, before: bytes = b"", after: bytes 
 
 
 def rows(cache: Path) -> int:
-    """Answers that a cache file holds, in one table."""
+    """Return the number of answers in a cache file, which has at most one table of ours."""
     file = Path(f"{cache}_rank0.db")
     if not file.exists():
         return 0
@@ -199,14 +199,14 @@ def rows(cache: Path) -> int:
 
 
 class Outcome(NamedTuple):
-    """What became of a run that was ended.
+    """The outcome of an interrupted run.
 
     Attributes:
-        way: how it was ended.
-        code: exit status; minus the signal.
-        known: answers in the cache.
-        lost: answers that the model gave and the cache does not have.
-        said: the last line of its log.
+        way: Signal name or "memory".
+        code: Exit code, or minus the signal.
+        known: Number of answers in the cache.
+        lost: Number of answers that the model gave and the cache lacks.
+        said: Last line of the log.
     """
 
     way: str
@@ -219,7 +219,7 @@ class Outcome(NamedTuple):
 def end_and_go_on(
     harness: Harness, name: str, way: str, delay: float, expected: dict[str, Any]
 ) -> Outcome:
-    """One run that is ended so many seconds after it began to evaluate, and a second one."""
+    """End a run ``delay`` seconds after its evaluation began, and complete it in a second run."""
     cache = harness.folder / f"{name}-cache"
     first = harness.start(f"{name}-first", cache)
     try:
@@ -252,7 +252,7 @@ def end_and_go_on(
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether scores are equal up to rounding: a step of fewer requests adds up in other pieces."""
+    """Return whether scores are equal up to rounding, which depends on the requests in a step."""
     assert one.keys() == other.keys()
     for task, metrics in one.items():
         for name, value in metrics.items():
@@ -266,11 +266,11 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def prepared(folder: Path, framework: str, **options: Any) -> tuple[Harness, dict[str, Any], float]:
-    """A harness, the scores of a run that nothing ends, and how long that evaluates."""
+    """Return a harness, and the scores and evaluation time (s) of an uninterrupted run."""
     harness = Harness(folder, framework, **options)
     run = None
     began = ended = 0.0
-    for name in ("warm", "whole"):  # the first one may compile
+    for name in ("warm", "whole"):  # the first run may compile
         run = harness.start(name, folder / f"{name}-cache")
         while not run.has_begun():
             time.sleep(0.002)

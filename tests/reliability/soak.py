@@ -1,13 +1,12 @@
-"""Mixed evaluation in one process, for as long as wanted: does it grow, does it forget?
+"""Long mixed evaluation in one process that checks for leaks and changed answers.
 
-Run by ``make soak MINUTES=45``, once for each framework. A cycle has requests of all kinds on
-texts from 1 to 5,000 tokens (every twentieth cycle one of 200,000), a cache, a Ctrl-C at a random
-time, memory that runs out, an answer that is NaN, and now and then a second model. After each cycle
-resident memory, open files and threads are counted, and the same requests as at the start are asked
-again.
+``make soak MINUTES=45`` runs it once for each framework. A cycle has requests of all kinds on texts
+from 1 to 5,000 tokens (every twentieth cycle one of 200,000), a cache, a Ctrl-C at a random time,
+an out-of-memory error and NaN answers; every fifth cycle loads a second model. After each cycle,
+resident memory, open files and threads are counted, and the requests of the start are repeated.
 
-The exit code is 0 if nothing grows after the first third and every answer is the first one bit for
-bit, else 1.
+The exit code is 0 if nothing grows after the first third and every repeated answer equals the first
+one bit for bit, and 1 otherwise.
 """
 
 import argparse
@@ -37,20 +36,20 @@ from griffin_eval.process import tune_process
 
 CHECKPOINT = Path(griffin_eval.__file__).parent / "checkpoints" / "bytes_griffin"
 TEXT = "".join(topics[name] for name in sorted(topics))
-LONGEST, LONG = 200_000, 5_000  # characters, which are the tokens of this model
+LONGEST, LONG = 200_000, 5_000  # characters, equal to tokens in this model
 LONGEST_EVERY, SECOND_MODEL_EVERY = 20, 5  # cycles
-GROWTH = 0.03  # of the memory, after the first third, that no leak is needed for
+GROWTH = 0.03  # relative growth of memory after the first third that counts as noise
 KINDS = ("loglikelihood", "loglikelihood_ablated", "loglikelihood_rolling", "generate_until")
 
 
 class Sample(NamedTuple):
-    """What the process holds after a cycle.
+    """Resources of the process after a cycle.
 
     Attributes:
-        seconds: since the start.
-        memory: resident bytes.
-        files: open file handles.
-        threads: that run.
+        seconds: Time since the start.
+        memory: Resident bytes.
+        files: Number of open files.
+        threads: Number of threads.
     """
 
     seconds: float
@@ -68,14 +67,14 @@ def sample(started: float) -> Sample:
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """The median of the slopes of all pairs (Theil and Sen), which no single outlier moves."""
+    """Return the median slope of all pairs (Theil-Sen estimator), which is robust to outliers."""
     first, second = np.triu_indices(len(times), 1)
     t, v = np.asarray(times, float), np.asarray(values, float)
     return float(np.median((v[second] - v[first]) / (t[second] - t[first])))
 
 
 def verdict(samples: Sequence[Sample]) -> tuple[str, bool]:
-    """One line of slopes after the first third of the time, and whether nothing grows."""
+    """Return a line with the slopes after the first third, and whether nothing grows."""
     settled = [one for one in samples if one.seconds >= samples[-1].seconds / 3]
     if len(settled) < 4:
         return "too few cycles to tell whether anything grows: ask for more minutes", False
@@ -95,7 +94,7 @@ def verdict(samples: Sequence[Sample]) -> tuple[str, bool]:
 
 
 class Soak:
-    """A model and what is asked of it."""
+    """A model and the requests of a cycle."""
 
     def __init__(self, framework: str, folder: Path):
         self.framework, self.folder = framework, folder
@@ -104,7 +103,7 @@ class Soak:
         self.counts: dict[str, int] = {}
 
     def text(self, longest: int, rng: np.random.Generator) -> str:
-        """A piece of text of a random length, short ones as often as long ones."""
+        """Return a piece of text whose length is log-uniform up to ``longest`` characters."""
         length = int(np.exp(rng.uniform(0, np.log(longest))))
         begin = int(rng.integers(len(TEXT) - length)) if length < len(TEXT) else 0
         return (TEXT[begin:] * (1 + length // len(TEXT[begin:])))[:length]
@@ -130,12 +129,12 @@ class Soak:
 
     def ask(self, kind: str, requests: list[Instance], lm: Any = None) -> Any:
         self.counts[kind] = self.counts.get(kind, 0) + len(requests)
-        np.random.seed(1)  # sampling takes its seed from here
+        np.random.seed(1)  # the seed of sampling
         method = getattr(lm or self.lm, kind)
         return method(requests) if lm else method(requests, disable_tqdm=True)
 
     def probe(self) -> list[bytes]:
-        """Answers to the same requests of all kinds, bit for bit."""
+        """Return the answers to a fixed set of requests of all kinds, as bytes."""
         rng = np.random.default_rng(7)
         found = [self.ask(kind, self.requests(kind, rng, 3000)) for kind in KINDS]
         found.append([score.tokens.tobytes() for score in found[2]])
@@ -159,7 +158,7 @@ class Soak:
             self.longest()
 
     def with_cache(self) -> None:
-        """Half of the requests are answered from a cache, which is closed."""
+        """Ask half of the requests, then all of them, through a cache."""
         requests = self.requests("loglikelihood", self.rng, 500)
         path = self.folder / "cache.db"
         path.unlink(missing_ok=True)
@@ -171,7 +170,7 @@ class Soak:
             self.lm.set_cache_hook(CacheHook(None))  # type: ignore[arg-type]
 
     def cancelled(self, kind: str) -> None:
-        """A real Ctrl-C at a random time within some requests."""
+        """Interrupt requests by SIGALRM, handled as Ctrl-C, at a random time."""
         requests = self.requests(kind, self.rng, LONG)
         with contextlib.suppress(KeyboardInterrupt):
             try:
@@ -181,7 +180,7 @@ class Soak:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def out_of_memory(self) -> None:
-        """Memory runs out in the second step; the engine goes on with smaller ones."""
+        """Raise an out-of-memory error in the second step; the engine retries smaller steps."""
         calls = iter([None, RuntimeError("out of memory")])
 
         def read(original: Callable[..., Any], *arguments: Any) -> Any:
@@ -193,7 +192,7 @@ class Soak:
             self.ask("loglikelihood", self.requests("loglikelihood", self.rng, LONG))
 
     def not_finite(self) -> None:
-        """Every answer is NaN and is named."""
+        """Make every answer NaN and assert that the engine raises NotFinite."""
 
         def score(original: Callable[..., Any], *arguments: Any) -> Any:
             logprobs, greedy = original(*arguments)
@@ -217,7 +216,7 @@ class Soak:
             delattr(runner, name)
 
     def second_model(self) -> None:
-        """Another model is loaded, asked and dropped."""
+        """Load another model, score a text, and drop the model."""
         Evaluator(CHECKPOINT, framework=self.framework).score([self.text(1000, self.rng)])
 
 
@@ -230,7 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--framework", choices=("torch", "jax"), required=True)
     parser.add_argument("--minutes", type=float, default=45)
-    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="for a table")
+    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder for a table")
     given = parser.parse_args()
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     given.out.mkdir(parents=True, exist_ok=True)

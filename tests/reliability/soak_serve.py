@@ -1,16 +1,16 @@
-"""Many clients of one server, for as long as wanted: is a request lost, does the server grow?
+"""Long run of many clients on one server that checks for lost requests and leaks.
 
-Run by ``make soak-serve MINUTES=30``, for ``griffin-eval serve`` in a process of its own. Clients
-ask one thing after the other, chosen at random: texts to continue and to score, streams that are
-read at once, slowly, or not to their end, bodies that come slowly, bodies that are no requests, and
-a question whose answer is known. Every few seconds the server's memory, open files and threads are
-counted. In the end all clients go, and nothing of them may be left.
+``make soak-serve MINUTES=30`` runs it on ``griffin-eval serve`` in a separate process. Clients
+repeat random actions: they continue or score texts, read streams at once, slowly or only partly,
+send bodies slowly, send invalid bodies, and ask a question with a known answer. Every few seconds
+the server's memory, open files and threads are counted. When all clients have left, nothing of
+them may remain.
 
-A server remembers millions of tokens, and grows until it has read as many. Random ones come before
-the clients, so that what grows after them is something else.
+A server caches millions of tokens and grows until that cache is full. Random tokens fill it before
+the clients start, so that later growth has another cause.
 
-The exit code is 0 if no request was lost, every known answer came, no row or file is left, nothing
-was compiled after the start, and nothing grows after the first third; else 1.
+The exit code is 0 if no request was lost, every known answer was right, no row or file is left,
+nothing was compiled after the start, and nothing grows after the first third; otherwise it is 1.
 """
 
 import argparse
@@ -36,7 +36,7 @@ import numpy as np
 from soak import CHECKPOINT, Sample, verdict
 
 TEXT = "".join(topics[name] for name in sorted(topics))
-KINDS = {  # and how often each is chosen
+KINDS = {  # kind of request -> relative frequency
     "continued": 6,
     "scored": 4,
     "streamed": 3,
@@ -60,12 +60,12 @@ NO_REQUESTS = (
     json.dumps({"prompt": ["a"] * 100_000}).encode(),
 )
 COMPLETIONS = "/v1/completions"
-FILLED = 300  # tokens of a text before the clients come, about as many as their texts have
+FILLED = 300  # tokens of each text that fills the cache, about the length of the clients' texts
 EVERY = 5  # seconds between two samples
 
 
 class Server:
-    """The server's process, and what it holds."""
+    """The server's process, its metrics and its resources."""
 
     def __init__(self, process: asyncio.subprocess.Process, http: httpx.AsyncClient):
         self.process, self.http = process, http
@@ -84,16 +84,16 @@ class Server:
         return Sample(time.monotonic() - started, memory, self.files(connections=False), threads)
 
     def files(self, connections: bool = True) -> int:
-        """The number of open files; without connections, of which clients have more or fewer."""
+        """Return the number of open files, with or without sockets."""
         count = 0
         for entry in Path("/proc", str(self.process.pid), "fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # the file was closed meanwhile
                 count += connections or not os.readlink(entry).startswith("socket:")
         return count
 
 
 class Client:
-    """Asks one thing after the other until the time is over."""
+    """A client that sends one random request after the other until the time is over."""
 
     def __init__(self, http: httpx.AsyncClient, number: int, counts: Counter[str], expected: Any):
         self.http, self.counts, self.expected = http, counts, expected
@@ -110,7 +110,7 @@ class Client:
                 self.counts[f"LOST {kind}: {type(error).__name__} {str(error)[:100]}"] += 1
 
     def prompt(self) -> str:
-        """A piece of text; half of them begin alike."""
+        """Return a piece of text; half of the pieces have the same beginning."""
         length = int(np.exp(self.rng.uniform(0, np.log(2000))))
         begin = int(self.rng.choice([0, self.rng.integers(len(TEXT) - length)]))
         return TEXT[begin : begin + length]
@@ -122,7 +122,7 @@ class Client:
         return body | {"seed": 1} | more
 
     async def ask(self, body: Any) -> dict[str, Any]:
-        """The answer, asked for again while the server says that too many wait."""
+        """Return the answer, retrying while the server replies that its queue is full (429)."""
         while True:
             answer = await self.http.post(COMPLETIONS, **body)
             if answer.status_code != 429:
@@ -199,12 +199,12 @@ class Client:
 
 
 def is_known(found: tuple[str, list[float]], expected: tuple[str, list[float]]) -> bool:
-    """Whether an answer is the expected one; numbers differ by what else a step reads."""
+    """Return whether an answer is as expected; numbers depend slightly on the step's batch."""
     return found[0] == expected[0] and np.allclose(found[1], expected[1], atol=1e-3)
 
 
 async def soak(given: argparse.Namespace, folder: Path) -> list[tuple[bool, str]]:
-    """Starts a server, lets the clients ask, and gives what was checked."""
+    """Start a server, run the clients, and return the checks as pairs of success and sentence."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -241,7 +241,7 @@ def connected(address: str) -> httpx.AsyncClient:
 
 
 async def fill(client: Client, tokens: int) -> None:
-    """Lets the server read so many random tokens, and remember them as it does those of clients."""
+    """Send random tokens to the server to fill its prefix cache."""
     for first in range(0, tokens, FILLED):
         ids = client.rng.integers(3, 259, min(FILLED, tokens - first)).tolist()
         await client.ask({"json": {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1}})
@@ -250,7 +250,7 @@ async def fill(client: Client, tokens: int) -> None:
 async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[bool, str]]:
     counts = Counter[str]()
     alone = Client(server.http, 0, counts, None)
-    await alone.answer_to_known()  # which reads what later ones find
+    await alone.answer_to_known()  # fills the cache, so that later answers read from it
     expected = await alone.answer_to_known()
     await fill(alone, given.fill)
     started, samples = time.monotonic(), list[Sample]()
@@ -296,7 +296,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--fill", type=int, default=4 << 20, help="tokens read before they come")
-    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="for a table")
+    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder for a table")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""Prints what the start-up file of the plugin adds to every start of Python in the environment.
+"""Print the time that the plugin's start-up file adds to every start of Python.
 
     python tests/reliability/startup.py [--starts N]
 
-Each start is a new interpreter without `site`, which times the file's one line as `site` would run
-it, with the package in a folder as pip installs it: with its bytecode. The same line is timed
-without bytecode (each start compiles it again), and an empty line shows what timing itself takes.
+Each start is a new interpreter without `site` that times the file's only line as `site` would run
+it, with the package and its bytecode installed as pip does. The same line is also timed without
+bytecode, so that each start compiles it, and an empty line shows the time of the measurement.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def timed(folder: str, line: str) -> float:
-    """Seconds that the line takes in a new interpreter which finds the package in the folder."""
+    """Return the seconds that the line takes in a new interpreter with the folder on its path."""
     command = [sys.executable, "-P", "-S", "-B", "-c", TIMED, folder, line]
     return float(subprocess.check_output(command))
 

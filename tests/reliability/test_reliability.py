@@ -1,5 +1,4 @@
-"""A few of the kills and short soaks; `make kills`, `make soak` and `make soak-serve` have hours
-of them."""
+"""A few kills and short soaks; `make kills`, `make soak` and `make soak-serve` run for hours."""
 
 import importlib.util
 import os
@@ -44,7 +43,7 @@ def test_flipped_bits_are_silent_in_other_libraries_and_not_here():
 
 @pytest.mark.slow
 def test_many_clients_of_one_server_lose_nothing(tmp_path):
-    """Whether memory grows, the sixth line, three minutes cannot tell."""
+    """Three minutes are too short for the sixth check, which is about growing memory."""
     done = run(
         "soak_serve.py",
         *("--minutes", "3", "--clients", "50", "--fill", "0", "--out", str(tmp_path)),
@@ -63,7 +62,7 @@ def soak():
 
 
 def samples(soak, memory=0.0, files=0.0, threads=0.0):
-    """An hour of cycles, with what each grows by in it; noise and a peak before the last third."""
+    """Return an hour of samples with growth per hour, noise, and one peak of memory."""
     noise = [0, 3e6, -2e6, 1e6, 5e6, -4e6]
     return [
         soak.Sample(

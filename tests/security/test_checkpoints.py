@@ -1,4 +1,4 @@
-"""Nothing that lies in a checkpoint's folder is run, and no name in it steers the terminal."""
+"""No code in a checkpoint's folder runs, and no name in it reaches the terminal unescaped."""
 
 import json
 import os
@@ -27,7 +27,7 @@ NAMES = ("modeling_evil", "configuration_evil", "tokenization_evil", "torch", "j
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    """A checkpoint that asks for code of its own everywhere, and the file that such code makes."""
+    """Return a checkpoint that refers to its own code, and the file that the code would create."""
     folder, ran = tmp_path / "model", tmp_path / "ran"
     write_source(folder)
     for name in NAMES:
@@ -58,7 +58,7 @@ def test_code_beside_the_weights_is_never_run(hostile, tmp_path, monkeypatch):
         assert done.exit_code == 0, done.output
         assert not [*(tmp_path / name).rglob("*.py")]
         assert invoke("verify", folder, tmp_path / name).exit_code == 0
-    with pytest.raises(CheckpointError, match="tokenizer"):  # no class of transformers is called E
+    with pytest.raises(CheckpointError, match="tokenizer"):  # transformers has no class E
         load_tokenizer(folder)
     for framework in ("torch", "jax"):
         griffin_eval.load(Checkpoint(folder).path, framework=framework)

@@ -1,4 +1,4 @@
-"""What this package's own code does not do, wherever it is."""
+"""Unsafe calls that this package's code must not contain."""
 
 import ast
 from pathlib import Path
@@ -21,17 +21,17 @@ CALLS = [
 
 
 def places(*names: str) -> set[str]:
-    """Files that call one of these functions."""
+    """Return the files that call one of these functions."""
     return {path for path, name, _ in CALLS if name in names}
 
 
 def test_pickles_are_read_where_only_this_user_can_have_written_them():
     readers = ("pickle.load", "pickle.loads", "pickle.Unpickler", "dill.load", "dill.loads")
     assert places(*readers, "cloudpickle.load", "cloudpickle.loads", "joblib.load") == {
-        "griffin_eval/runners/compiled_jax.py",  # after a look at owner and mode
-        "griffin_eval/runners/jax_leaders.py",  # from the other processes of the run
+        "griffin_eval/runners/compiled_jax.py",  # files whose owner and mode are checked
+        "griffin_eval/runners/jax_leaders.py",  # messages of the run's other processes
         "griffin_eval/runners/jax_parallel.py",  # the same
-        "griffin_eval/runners/replay.py",  # from the process that leads this one
+        "griffin_eval/runners/replay.py",  # messages of the leading process
         "griffin_eval/runners/torch_parallel.py",  # the same
     }
     found = [(path, given) for path, name, given in CALLS if name.endswith("torch.load")]

@@ -1,4 +1,4 @@
-"""The page on security names tests that exist."""
+"""The tests that docs/security.md names exist."""
 
 import re
 from pathlib import Path

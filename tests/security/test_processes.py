@@ -1,4 +1,4 @@
-"""Who may talk to processes that share a model."""
+"""Access to the processes that share a model."""
 
 import os
 import socket
@@ -37,7 +37,7 @@ def test_workers_import_nothing_from_the_folder_that_the_user_is_in(
 
 
 def test_a_stranger_without_the_key_is_turned_away(monkeypatch):
-    """A stranger comes first, with another key and with none; then the follower."""
+    """A stranger connects with a wrong key and without a key before the follower does."""
     monkeypatch.setenv(jax_parallel.COORDINATOR, "127.0.0.1:1")
     key, found = b"k" * jax_parallel.KEY, {}
     with jax_parallel._listener(key) as listener:

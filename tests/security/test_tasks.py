@@ -1,4 +1,4 @@
-"""Whose code a task is."""
+"""Code of tasks runs only when the task runs."""
 
 from lm_eval.tasks import TaskManager
 from tiny_checkpoints import write_source
@@ -29,6 +29,6 @@ def test_a_task_runs_its_code_and_a_checkpoint_has_no_tasks(tmp_path):
     assert "planted" not in TaskManager(include_defaults=False).all_tasks
     assert not ran.exists()
     named = TaskManager(include_path=str(folder), include_defaults=False)
-    assert named.all_tasks == ["planted"] and not ran.exists()  # to list it is not to run it
+    assert named.all_tasks == ["planted"] and not ran.exists()  # listing a task does not run it
     named.load(["planted"])
     assert ran.exists()

@@ -1,7 +1,7 @@
-"""Run by Python in every process that tests start: they share lm-eval's index of its own tasks.
+"""Start-up code of every process that tests start: it shares lm-eval's index of its own tasks.
 
 Each start of lm-eval reads 14,000 YAML files, which takes eight seconds. Here the first process
-leaves the index in a folder of this run; folders that a command names are read as ever.
+saves the index in a folder of the test run. Folders that a command names are read as usual.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def share(index) -> None:
-    """Changes `lm_eval.tasks._index`, which has been imported just now."""
+    """Patch `lm_eval.tasks._index` after its import."""
     import pickle
     import tempfile
     from pathlib import Path
@@ -27,7 +27,7 @@ def share(index) -> None:
             found = build([own])
             with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
                 file.write(pickle.dumps(found))
-            os.replace(file.name, kept)  # whole, whoever reads it meanwhile
+            os.replace(file.name, kept)  # atomic for concurrent readers
         for name, entry in build(paths[1:]).items():
             if name in found:
                 before = found[name].yaml_path
@@ -38,7 +38,7 @@ def share(index) -> None:
     index.TaskIndex.build = staticmethod(shared)
 
 
-# The plugin, which start-up files have loaded, meets modules of lm-eval as they are imported.
+# A start-up file has loaded the plugin, whose hooks run when modules of lm-eval are imported.
 plugin = sys.modules.get("griffin_eval._plugin")
 if plugin is not None and "LM_EVAL_INDEX" in os.environ:
     plugin._HOOKS["lm_eval.tasks._index"] = share

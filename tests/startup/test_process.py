@@ -1,4 +1,4 @@
-"""The process is tuned before PyTorch is imported, by commands alone."""
+"""Only commands tune the process, and they do so before PyTorch is imported."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from slow import fast
 from griffin_eval import process
 from griffin_eval.checkpoints import folder
 
-# Prints the variable where the program is about to import PyTorch, and ends.
+# Print the variable and exit where the program is about to import PyTorch.
 PROBE = """
 import os, sys
 class Probe:
@@ -54,7 +54,7 @@ OTHERS = {
 
 
 def untuned():
-    """The environment of this process, which tests of commands may have tuned."""
+    """Return this process's environment without variables that commands may have set."""
     names = {process.SPIN_VARIABLE, *process.PRODUCT_VARIABLES}
     return {name: value for name, value in os.environ.items() if name not in names}
 
