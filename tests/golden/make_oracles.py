@@ -1,4 +1,4 @@
-"""Record what the public implementations answer to the questions of the parity tests.
+"""Record the answers of the public implementations to the questions of the parity tests.
 
 JAX_PLATFORMS=cpu PYTHONPATH=tests/support .venv/bin/python -P tests/golden/make_oracles.py
 
@@ -22,7 +22,7 @@ LIBRARIES = ("transformers", "recurrentgemma", "torch", "jax", "flax", "numpy")
 
 
 def asked() -> list[Question]:
-    """Return what the tests ask; the tests fail meanwhile where an answer is missing."""
+    """Run the tests and return their questions; tests without an answer fail in this run."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "2", "-m", "not gpu", *TESTS]
         subprocess.run(command, env=os.environ | {RECORDING: file.name}, check=False)

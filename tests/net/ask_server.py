@@ -1,6 +1,6 @@
-"""Starts ``griffin-eval serve`` with the given arguments and prints its answers to fixed requests.
+"""Start ``griffin-eval serve`` with the given arguments and print its answers to fixed requests.
 
-Ids and times of creation are left out. The last request but one is not JSON.
+Ids and creation times are left out. The last request but one is not JSON.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The commands that compare.py runs in both environments.
 
-A case runs in a folder of its own, in which `inputs` has what inputs.py wrote, and
-`cases/GROUP/NAME` what an earlier case wrote, which therefore runs first.
+A case runs in a separate folder, where `inputs` holds the files of inputs.py, and
+`cases/GROUP/NAME` the files of an earlier case, which therefore runs first.
 """
 
 import shlex
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """One or several commands, one after the other.
+    """One or several commands that run one after the other.
 
     Args:
-        id: group and name.
-        commands: words as for a shell; `{net}` is the folder of this file.
-        exit: exit code that the last command is meant to have.
-        only_exit: whether exit codes alone are compared.
-        timeout: seconds that each command may take.
-        dropped: regular expressions of lines of texts that are not compared.
-        dropped_keys: further keys of JSON that are not compared.
-        loose: whether runs of spaces and of lines of tables count as one.
+        id: Group and name, such as "convert/griffin-to-hf".
+        commands: Command lines in shell syntax; `{net}` is the folder of this file.
+        exit: Expected exit code of the last command.
+        only_exit: Whether only exit codes are compared.
+        timeout: Limit in seconds for each command.
+        dropped: Regular expressions of text lines to leave out.
+        dropped_keys: Additional JSON keys to leave out.
+        loose: Whether runs of spaces and of table borders count as one character.
     """
 
     id: str
@@ -47,7 +47,7 @@ IN = "inputs"
 SUMS = "python {net}/orbax_sums.py"
 
 CHECKPOINTS = [
-    case(  # the title has the path of the package, and is wrapped
+    case(  # the title holds the package's path and is wrapped
         "checkpoints/list",
         "griffin-eval checkpoints",
         dropped=("<package>|each has a card|^ *in *$",),

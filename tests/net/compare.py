@@ -5,11 +5,11 @@
 BEFORE and AFTER are Python interpreters of two environments with griffin-eval. Each case of
 cases.py runs in both, in fresh folders of the same layout, and prints a line: `same`, or `differs`
 with a diff.
-Exit code 0 if all cases are the same, 1 if any differs, 2 for wrong usage.
+The exit code is 0 if all cases are the same, 1 if any differs, and 2 for wrong usage.
 
-Compared are exit codes, standard output, standard error and all files: JSON and other texts line by
-line, safetensors by the SHA-256 of each tensor, other files by their SHA-256. `normalised` and the
-tables above it say what is replaced or left out first.
+The comparison covers exit codes, standard output, standard error and all files: JSON and other
+texts line by line, safetensors by the SHA-256 of each tensor, other files by their SHA-256.
+`normalised` and the tables above it list the parts that are replaced or left out first.
 """
 
 import argparse
@@ -51,7 +51,7 @@ ENVIRONMENT = {
 }
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "SSL_CERT_FILE")
 
-# Replaced in every text. Most are times, speeds and random names.
+# Patterns replaced in every text. Most are times, speeds and random names.
 REPLACED = [
     (r"\d{4}-\d\d-\d\d[T: ]\d\d[:-]\d\d[:-]\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?", "<time>"),
     (r"\b\d+(\.\d+)? (s|ms|seconds|minutes)\b", r"<duration> \2"),
@@ -61,10 +61,10 @@ REPLACED = [
     (r"127\.0\.0\.1:\d+", "127.0.0.1:<port>"),
     # Speed and memory in a row of the report's table of costs.
     (r"<td>[\d.]+</td>(<td>\d+</td>)<td>\d{9,}</td></tr>", r"<td>-</td>\1<td>-</td></tr>"),
-    (r"(\[[\w.]+):\d+\]", r"\1]"),  # the line of the source that a log message comes from
+    (r"(\[[\w.]+):\d+\]", r"\1]"),  # source line of a log message
     (r"Traceback \(most recent call last\):\n(?:  .*\n)+", "Traceback\n"),
 ]
-# Lines that are left out: progress bars, and words of libtpu where it is installed.
+# Lines that are left out: progress bars, and messages of libtpu where it is installed.
 DROPPED_LINES = re.compile(r"\d+%\||it/s\]|TPU|InitGoogle|Source Location Trace|libtpu")
 # Keys of JSON that are left out: times, speeds, memory, versions, descriptions of the machine, and
 # source code, whose wording may change.
@@ -97,7 +97,7 @@ DROPPED_FILES = (
 TEXT_ENDINGS = {".md", ".csv", ".html", ".txt", ".toml", ".jinja", ""}
 NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
 
-Outcome = dict[str, str]  # by "1 exit code", "1 stdout", "files/config.json" and so on
+Outcome = dict[str, str]  # keys such as "1 exit code", "1 stdout" or "files/config.json"
 
 
 @dataclass
@@ -105,11 +105,11 @@ class Side:
     """One of the two environments.
 
     Args:
-        name: before or after.
-        python: its interpreter; commands are taken from the same folder.
-        folder: working folder, with ``inputs`` and a folder for each case.
-        places: paths that texts may contain, and the words that replace them.
-        version: version of griffin-eval, replaced too.
+        name: Label of the environment, "before" or "after".
+        python: Interpreter of the environment, in the folder of its commands.
+        folder: Working folder, with ``inputs`` and a folder for each case.
+        places: Paths that texts may contain -> words that replace them.
+        version: Version of griffin-eval, which is replaced in texts, too.
     """
 
     name: str
@@ -202,7 +202,7 @@ def outcome(side: Side, case: Case) -> Outcome:
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not any(fnmatch.fnmatch(name, pattern) for pattern in DROPPED_FILES):
             key = "files/" + side.normalised(name)
-            while key in found:  # names that differ in their time alone
+            while key in found:  # names that differ only in their time
                 key += "'"
             found[key] = content(side, case, path)
     return found
@@ -221,7 +221,7 @@ def lines(side: Side, case: Case, text: str) -> str:
 
 
 def content(side: Side, case: Case, path: Path) -> str:
-    """Describe a file as text: itself, or the SHA-256 of what it holds."""
+    """Describe a file as text: its text, or the SHA-256 of its content."""
     data = path.read_bytes()
     if path.suffix == ".safetensors" or path.suffix == ".state":
         return side.normalised(tensors(data))
@@ -247,9 +247,9 @@ def is_text(data: bytes) -> bool:
 
 
 def tensors(data: bytes) -> str:
-    """List metadata and tensors of a safetensors file, these in its order and with their SHA-256.
+    """List the metadata and tensors of a safetensors file, with the SHA-256 of each tensor.
 
-    The order of metadata is random where the library safetensors wrote the file.
+    Tensors are in the file's order. The safetensors library writes metadata in random order.
     """
     length = int.from_bytes(data[:8], "little")
     try:
@@ -281,7 +281,7 @@ def without_dropped_keys(text: str, case: Case) -> str:
 
 
 def equal(one: str, other: str, rtol: float) -> bool:
-    """Return whether two texts are equal, but for relative differences of their numbers."""
+    """Return whether two texts are equal up to relative differences of their numbers."""
     if one == other or not rtol:
         return one == other
     left, right = NUMBER.split(one), NUMBER.split(other)
@@ -292,8 +292,7 @@ def equal(one: str, other: str, rtol: float) -> bool:
 
 
 def differences(case: Case, before: Outcome, after: Outcome, rtol: float = 0.0) -> list[str]:
-    """Return unified diffs of all that differs, and what neither side may do: hang, or fail a case
-    that is meant to succeed."""
+    """Return unified diffs of the two outcomes, and a line for each timeout or wrong exit code."""
     said = []
     for name, found in (("before", before), ("after", after)):
         hung = [key for key, text in found.items() if text == TIMED_OUT]
@@ -323,7 +322,7 @@ def needs(case: Case) -> list[str]:
 
 
 def selected(patterns: list[str]) -> list[Case]:
-    """Return the cases of any pattern, and those that they need, in their order."""
+    """Return the cases that match any pattern, and the cases that they need, in their order."""
     wanted = {case.id for case in CASES if any(fnmatch.fnmatch(case.id, p) for p in patterns)}
     for case in reversed(CASES):
         if case.id in wanted:
@@ -338,7 +337,7 @@ def compare_all(
     futures: dict[tuple[str, str], Future[Outcome]] = {}
 
     def waited(side: Side, case: Case) -> Outcome:
-        for need in needs(case):  # submitted before, so that a worker has it or had it
+        for need in needs(case):  # submitted earlier, so it runs or has ended
             futures[side.name, need].result()
         found = outcome(side, case)
         (side.folder / f"{case.id}.json").write_text(json.dumps(found, indent=1))  # for --keep
@@ -387,7 +386,7 @@ def main() -> int:
     if not cases:
         parser.error(f"--only: no case is called {options.only!r}")
     work = Path(options.keep or tempfile.mkdtemp(prefix="griffin-compare-")).absolute()
-    # Folders of one length: some texts are wrapped or padded.
+    # The folders' names have the same length, since some texts are wrapped or padded.
     sides = [
         Side(name, Path(os.path.abspath(python)), work / folder)
         for name, python, folder in (("before", options.before, "a"), ("after", options.after, "b"))

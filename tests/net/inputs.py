@@ -1,4 +1,4 @@
-"""Writes the checkpoints, adapters and texts that the cases read: argument, a new folder.
+"""Write the checkpoints, adapters and texts that the cases read to a new folder (the argument).
 
 It runs once, in the environment BEFORE; both environments get copies of the same files.
 """
@@ -35,7 +35,7 @@ def griffin_eval(*arguments) -> str:
 
 
 def copied(name: str, source: Path) -> Path:
-    """Copy a checkpoint without its manifest and cards, so that a change is not noticed by them."""
+    """Copy a checkpoint without its manifest and cards, so that it can be changed."""
     folder = Path(shutil.copytree(source, name))
     for extra in ("griffin_manifest.json", "README.md", "README_source.md"):
         (folder / extra).unlink(missing_ok=True)
@@ -63,7 +63,7 @@ def write_checkpoints() -> None:
     for step in (100, 200):
         griffin_eval("convert", "heads", f"training/checkpoint-{step}", "--to", "griffin")
     edit_config(copied("llama", Path("model")), model_type="llama")
-    plain = copied("plain", Path("model"))  # a copy as other programs write it
+    plain = copied("plain", Path("model"))  # a copy like those of other programs
     griffin_eval("convert", "plain", "flax-alone", "--to", "deepmind-flax")
     for name in ("config.json", "griffin_manifest.json"):
         Path("flax-alone", name).unlink()
@@ -117,7 +117,7 @@ def write_quantised(source: Path, folder: Path) -> None:
 
 
 def write_foreign(source: Path, folder: Path) -> None:
-    """Write the embedding times 8, transposed maps and norms plus 1 under names of their own."""
+    """Write the embedding times 8, transposed maps and norms plus 1 under foreign names."""
     folder.mkdir()
     weights, rows, tensors = load_file(source / "model.safetensors"), {}, {}
     for name, array in weights.items():
@@ -175,7 +175,7 @@ class Hostile:
 
 
 def write_damaged() -> None:
-    """Write checkpoints that cannot be used, each for one reason."""
+    """Write unusable checkpoints, each with one fault."""
     plain, weights = Path("plain"), load_file("plain/model.safetensors")
     changed = weights[WEIGHT].copy()
     changed[3, 5] += 1

@@ -1,12 +1,12 @@
-"""The lines of the product that tests run, and whether the lines that survive a change still do.
+"""Lines of the product that tests run, compared before and after a change.
 
     python tests/net/lines.py run ARGUMENTS   run pytest with these arguments under coverage.py
-    python tests/net/lines.py record          write its lines to lines.json beside this file
-    python tests/net/lines.py compare         name lines of lines.json that are still there, moved
-                                              or not, and were not run; exit with 1 if there are any
+    python tests/net/lines.py record          write the lines that ran to lines.json
+    python tests/net/lines.py compare         print lines of lines.json that still exist, moved or
+                                              not, but did not run; exit with 1 if there are any
 
-The data of a run lies in build/coverage. `record` belongs to a commit: the working tree must be
-the one that was run.
+The data of a run are in build/coverage. `record` stores the current commit, so the working tree
+must be the one that was run.
 """
 
 import difflib
@@ -31,7 +31,7 @@ source_dirs =
     {folders}
 """
 
-# Line numbers by the path of a file from the root of the repository.
+# Line numbers by file path relative to the repository's root.
 Lines = dict[str, set[int]]
 
 
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
 
 
 def measured(data: Path = DATA / "lines") -> Lines:
-    """Return the lines that the last run ran."""
+    """Return the lines that the last run executed."""
     from coverage import CoverageData
 
     found = CoverageData(str(data))
@@ -73,33 +73,33 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def numbers(text: str) -> set[int]:
-    """Read what `ranges` writes."""
+    """Read numbers from the text that `ranges` writes."""
     parts = (part.partition("-") for part in text.split(",") if part)
     return {n for a, _, b in parts for n in range(int(a), int(b or a) + 1)}
 
 
 def record(lines: Lines) -> None:
-    """Write the lines, and the commit that they are of."""
+    """Write the lines and their commit."""
     files = {path: ranges(numbers) for path, numbers in sorted(lines.items()) if numbers}
     content = {"commit": git("rev-parse", "HEAD").strip(), "files": files}
     FILE.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def git(*arguments: str) -> str:
-    """Return what git prints."""
+    """Return the output of a git command."""
     return subprocess.run(
         ["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True
     ).stdout
 
 
 def moved(commit: str) -> dict[str, str]:
-    """Return the present path of each file that has been renamed since a commit."""
+    """Return the current path of each file that was renamed since a commit."""
     renamed = git("diff", "--name-status", "-M", "--diff-filter=R", commit).splitlines()
     return {old: new for _, old, new in (line.split("\t") for line in renamed)}
 
 
 def lost(before: str, after: str, ran_before: set[int], ran_after: set[int]) -> list[int]:
-    """Return the numbers in the new text of lines that survived, were run and are not any more."""
+    """Return new numbers of the lines that are in both texts and ran only before the change."""
     old, new = before.splitlines(), after.splitlines()
     blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
     return [
@@ -111,7 +111,7 @@ def lost(before: str, after: str, ran_before: set[int], ran_after: set[int]) -> 
 
 
 def compare(lines: Lines) -> int:
-    """Print the surviving lines that were run at the recorded commit and were not run now."""
+    """Print the surviving lines that ran at the recorded commit but not in the last run."""
     known = json.loads(FILE.read_text())
     renamed, count = moved(known["commit"]), 0
     for path, text in known["files"].items():

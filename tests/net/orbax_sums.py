@@ -1,5 +1,6 @@
-"""Prints the SHA-256 of every array of Orbax folders, as tensorstore reads them: names of files are
-random there, and so their bytes cannot be compared."""
+"""Print the SHA-256 of every array of Orbax folders as tensorstore reads it.
+
+File names in these folders are random, so their bytes cannot be compared."""
 
 import hashlib
 import json

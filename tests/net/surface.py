@@ -1,4 +1,4 @@
-"""Everything that users of griffin-eval can see, as text: one fact a line, sorted.
+"""List everything that users of griffin-eval can see as sorted text, with one fact a line.
 
 A change that only restructures the code leaves ``surface.txt`` as it is. The diff of that file
 shows every command, option, task, metric, output key, route or name that a change adds or removes.
@@ -6,10 +6,10 @@ shows every command, option, task, metric, output key, route or name that a chan
     python tests/net/surface.py          write surface.txt beside this file
     python tests/net/surface.py --check  print the difference and exit with 1 if there is one
 
---times prints the CPU time of every part.
+--times prints the CPU time of each part.
 
-The facts come from the interpreter that runs this file: from its installed griffin_eval, whose
-commands run here on small checkpoints that ship. Only names and defaults are recorded, no values.
+The facts come from the griffin_eval that is installed for this interpreter. Its commands run on
+small shipped checkpoints. Only names and defaults are recorded, no values.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from inputs import write_quantised  # noqa: E402
 
 FILE = HERE / "surface.txt"
 
-# The only names below the documented ones that this file uses. Update them when they move.
+# The only undocumented names that this file uses. Update them when they move.
 INTERNAL = {
     "app": "griffin_eval.cli.main:app",
     "model arguments": "griffin_eval.model_arguments:ModelArguments",
@@ -235,7 +235,7 @@ def files_of(what: str, folder: Path) -> Iterator[str]:
     for path in folder.iterdir():
         yield f"file of {what}: {general(path.name)}{'/' * path.is_dir()}"
         if path.suffix == ".json" and path.name != "tokenizer.json":
-            # Other files have the same keys in every format.
+            # All other JSON files have the same keys in every format.
             which = what if path.name == "config.json" else what.split()[0]
             yield from key_facts(f"{which} {path.name}", json.loads(path.read_text()))
 
@@ -423,7 +423,7 @@ def task_facts(name: str, task: Any) -> Iterator[str]:
     directions, aggregations = task.higher_is_better(), task.aggregation()
     for metric, function in aggregations.items():
         if metric.removesuffix("_low").removesuffix("_high") in aggregations.keys() - {metric}:
-            continue  # a bound; the line of its metric names it
+            continue  # a bound, listed with its metric
         words = [getattr(function, "keywords", {}).get("kind") or plain(function)]
         words += ["with bounds"] * ({metric + "_low", metric + "_high"} <= aggregations.keys())
         direction = {True: "higher is better", False: "lower is better", None: "neither is better"}
@@ -560,7 +560,7 @@ def plain(value: Any) -> str:
 
 
 def quiet() -> None:
-    """Set the environment, before libraries read it, and silence what they print."""
+    """Set the environment before libraries read it, and silence their output."""
     os.environ.update(
         JAX_PLATFORMS="cpu",
         HF_HUB_OFFLINE="1",
@@ -574,8 +574,8 @@ def quiet() -> None:
     logging.disable(logging.CRITICAL)
 
 
-# Later parts use what earlier ones have written. `tasks` comes after `evaluation` since tasks have
-# more metrics in a process that has loaded the model.
+# Later parts use files of earlier parts. `tasks` comes after `evaluation`, since tasks have more
+# metrics in a process that has loaded the model.
 PARTS = (
     package,
     command_line,

@@ -1,4 +1,4 @@
-"""compare.py reports what differs, and only that. The interpreters are shell scripts."""
+"""compare.py reports all differences and nothing else; shell scripts act as interpreters."""
 
 import importlib.util
 import sys
@@ -12,10 +12,10 @@ HEADER = "#!/bin/sh\n"
 
 @pytest.fixture(scope="module")
 def tool():
-    """compare.py as a module, as nothing makes tests/net importable."""
+    """Import compare.py from its path, since tests/net is not importable."""
     spec = importlib.util.spec_from_file_location("compare", HERE / "compare.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["compare"] = module  # where dataclasses look for it
+    sys.modules["compare"] = module  # dataclasses look up their module here
     spec.loader.exec_module(module)
     yield module
     del sys.modules["compare"], sys.modules["cases"]

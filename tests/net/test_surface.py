@@ -1,4 +1,4 @@
-"""What users see is what the committed list says."""
+"""Everything that users see equals the committed list."""
 
 import subprocess
 import sys

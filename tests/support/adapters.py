@@ -1,4 +1,4 @@
-"""Adapters of peft for a tiny model, which tests compare ours with."""
+"""Adapters of peft for a tiny model, with which tests compare our merging."""
 
 import warnings
 from pathlib import Path
@@ -23,7 +23,7 @@ LINEAR += ["gate_proj", "up_proj", "down_proj"]
 def write_base(
     folder: Path, config: GriffinConfig = BASE, dtype: torch.dtype = torch.float32
 ) -> None:
-    """A RecurrentGemma that transformers saves."""
+    """Save a RecurrentGemma with transformers."""
     model = transformers.RecurrentGemmaForCausalLM(hf_config(config))
     state = {name: torch.from_numpy(value) for name, value in weights(config).items()}
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
@@ -36,7 +36,7 @@ def load_base(folder: Path, dtype: torch.dtype | str = "auto", vocab: int | None
         folder, dtype=dtype, attn_implementation="eager"
     ).eval()
     if vocab is not None:
-        torch.manual_seed(vocab)  # of the rows that are added
+        torch.manual_seed(vocab)  # seed of the added rows
         model.resize_token_embeddings(vocab)
     return model
 
@@ -44,14 +44,14 @@ def load_base(folder: Path, dtype: torch.dtype | str = "auto", vocab: int | None
 def write_adapter(
     folder: Path, base: Path, seed: int = 0, vocab: int | None = None, **config: Any
 ) -> None:
-    """An adapter that peft saves, trained at random.
+    """Save an adapter with random weights with peft.
 
     Args:
-        folder: to write.
-        base: that it is for.
-        seed: of what it learnt.
-        vocab: the vocabulary to which the base is resized before the training, if it is.
-        config: of peft's ``LoraConfig``.
+        folder: Folder to write.
+        base: Folder of the base model.
+        seed: Seed of the random weights.
+        vocab: Vocabulary size to which the base is resized first, or None.
+        config: Arguments of peft's ``LoraConfig``.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -65,7 +65,7 @@ def write_adapter(
                 noise = torch.randn(parameter.shape, generator=draw)
                 if "lora_embedding" in name or "lora_A" in name or "lora_B" in name:
                     parameter.copy_(0.3 * noise)
-                else:  # biases, magnitudes, rows and whole modules keep near what they were
+                else:  # biases, magnitudes, rows and whole modules change little
                     parameter.mul_(1 + 0.2 * noise).add_(0.02 * noise)
         model.save_pretrained(folder)
 
@@ -73,7 +73,7 @@ def write_adapter(
 def load_adapted(
     base: Path, adapter: Path, dtype: torch.dtype | str = "auto", vocab: int | None = None
 ) -> Any:
-    """The base with the unmerged adapter, resized before as lm-eval's hf model does it."""
+    """Load the base with the unmerged adapter, after resizing it as lm-eval's hf model does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return peft.PeftModel.from_pretrained(load_base(base, dtype, vocab), adapter).eval()

@@ -1,10 +1,10 @@
-"""Attention of padded rows with all scores at once, as section 2.3 has it, in torch."""
+"""Attention of padded rows in torch, with all scores at once (section 2.3)."""
 
 import torch
 
 
 def written_out(q, keys, values, max_age, past):
-    """Return [B, T, H, D]; of P + T keys, a query sees those of its own age and younger."""
+    """Return [B, T, H, D]; a query attends to itself and to keys at most its max_age older."""
     length, size = q.shape[1], q.shape[3]
     age = torch.arange(length)[:, None] - torch.arange(-past, length)
     limit = torch.tensor(max_age).long().clamp(max=past)[:, :, None]

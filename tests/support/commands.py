@@ -1,4 +1,4 @@
-"""The package's command in this process, for tests that do not need a process of its own."""
+"""The package's command in this process, for tests that need no separate process."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ def griffin_eval(*arguments: object) -> subprocess.CompletedProcess[str]:
         with (
             mock.patch.object(sys, "argv", command),
             mock.patch("atexit.register"),
-            mock.patch.dict(os.environ),  # which commands set
+            mock.patch.dict(os.environ),  # commands set variables
         ):
             try:
                 main()

@@ -10,7 +10,7 @@ from griffin_eval.converters.checkpoint import Checkpoint
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """A RecurrentGemma folder as transformers writes it: width and window 128, with a tokenizer."""
+    """Write a RecurrentGemma folder as transformers does: width and window 128, a tokenizer."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder)
     return folder
@@ -18,7 +18,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def equations(checkpoint):
-    """Logits float64 [T, V] of tokens [T], by the equations in numpy (`parity_reference`)."""
+    """Return a function from tokens [T] to logits float64 [T, V] (`parity_reference`)."""
     opened = Checkpoint(checkpoint)
     weights = {name: opened.numpy(name) for name in opened.dtypes}
     return lambda tokens: parity_reference.reference_logits(
@@ -28,7 +28,8 @@ def equations(checkpoint):
 
 @pytest.fixture(scope="session")
 def reference_logprobs(equations):
-    """log p(token | all before it) of every token but the first, by the equations in numpy."""
+    """Return a function from tokens [T] to the log-probabilities [T - 1] and greedy flags [T - 1]
+    of all tokens but the first, from the equations in numpy."""
 
     def logprobs(tokens) -> tuple[np.ndarray, np.ndarray]:
         logits, targets = equations(tokens)[:-1], np.asarray(tokens)[1:]

@@ -1,4 +1,4 @@
-"""A small model in both frameworks, for tests that need many runs rather than a real checkpoint."""
+"""A small model in both frameworks, for tests that need many runs but no real checkpoint."""
 
 from functools import cache
 
@@ -29,7 +29,7 @@ def small_runner(framework: str, config=BASE):
 
 @cache
 def reference_scores(tokens: tuple[int, ...], config=BASE) -> tuple[np.ndarray, np.ndarray]:
-    """log p(token | all before it) of every token but the first, and whether it is the likeliest,
+    """Return the log-probabilities [T - 1] and greedy flags [T - 1] of all tokens but the first,
     from the equations in float64."""
     logits = reference_logits(config, weights(config), np.array(tokens))[:-1]
     logprobs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
@@ -38,7 +38,7 @@ def reference_scores(tokens: tuple[int, ...], config=BASE) -> tuple[np.ndarray, 
 
 
 def scores_and_stats(runner, sequences, limits=None, **arguments):
-    """The scores of the sequences, in their order, and what the engine counted."""
+    """Return the scores of the sequences in their order, and the engine's statistics."""
     results = [None] * len(sequences)
     arguments = {"softmax_dtype": "float32"} | arguments
     stats = score(
@@ -56,7 +56,7 @@ def scores(runner, sequences, limits=None, **arguments) -> list[Scored]:
 
 
 def continuations_and_stats(runner, prompts, limits=None, **arguments):
-    """The tokens that continue each prompt, in their order, and what the engine counted."""
+    """Return the tokens that continue each prompt in their order, and the engine's statistics."""
     results = [None] * len(prompts)
     arguments = {"eos_ids": frozenset()} | arguments
     stats = generate(
@@ -74,7 +74,7 @@ def continuations(runner, prompts, limits=None, **arguments) -> list[list[int]]:
 
 
 def states(runner, count, capacity=64) -> int:
-    """The budget in bytes in which so many states fit."""
+    """Return the size in bytes of ``count`` states."""
     return count * runner.state_bytes(runner.padded_tokens(capacity))
 
 
@@ -83,7 +83,7 @@ def random_ids(length: int, seed: int, vocab: int = BASE.vocab_size) -> list[int
 
 
 class Around:
-    """A runner that does what another one does, but for the methods of a subclass."""
+    """A wrapper of a runner, whose subclasses replace some methods."""
 
     def __init__(self, runner):
         self._runner = runner
@@ -93,7 +93,7 @@ class Around:
 
 
 class Damaged(Around):
-    """A runner to which a token gives NaN, and to everything behind it in the same step."""
+    """A runner in which one token, and all tokens after it in the same step, give NaN."""
 
     def __init__(self, runner, token):
         super().__init__(runner)

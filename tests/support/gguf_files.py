@@ -1,4 +1,4 @@
-"""GGUF files as candle writes them, and as the gguf library does."""
+"""GGUF files as candle and the gguf library write them."""
 
 import struct
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ PLAIN = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "BF16": np.uin
 
 
 def dequantisable() -> list[str]:
-    """Names of the block types that the library dequantises."""
+    """Return the names of the block types that the library dequantises."""
     names = []
     for kind, (block, nbytes) in gguf.GGML_QUANT_SIZES.items():
         if block > 1:
@@ -28,7 +28,7 @@ def dequantisable() -> list[str]:
 
 
 class Stored(NamedTuple):
-    """A tensor as it lies in a file: its shape, its type, and its bytes."""
+    """A stored tensor: its shape, type and bytes."""
 
     shape: tuple[int, ...]
     type: str
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
     @property
     def values(self) -> np.ndarray:
-        """The tensor as the library dequantises it, in float32."""
+        """The values that the library dequantises, in float32."""
         block, nbytes = gguf.GGML_QUANT_SIZES[TYPES[self.type]]
         rows = np.frombuffer(self.data, np.uint8).reshape(*self.shape[:-1], -1)
         with np.errstate(all="ignore"):
@@ -45,7 +45,7 @@ class Stored(NamedTuple):
 
 
 def random_blocks(shape: tuple[int, ...], kind: str, seed: int, finite: bool = False) -> Stored:
-    """A tensor of random bytes, or of such blocks of random bytes that are finite and small."""
+    """Return a tensor of random bytes, or with ``finite`` of random blocks with small values."""
     block, nbytes = gguf.GGML_QUANT_SIZES[TYPES[kind]]
     rng = np.random.default_rng(seed)
     count = int(np.prod(shape)) // block
@@ -58,23 +58,25 @@ def random_blocks(shape: tuple[int, ...], kind: str, seed: int, finite: bool = F
 
 @cache
 def _small(kind: str) -> np.ndarray:
-    """Random blocks of which all values are small, and some are not near 0."""
+    """Return random blocks whose largest absolute value is between 0.01 and 0.5."""
     _, nbytes = gguf.GGML_QUANT_SIZES[TYPES[kind]]
     pool = np.random.default_rng(0).integers(0, 256, (2000, nbytes), np.uint8)
     with np.errstate(all="ignore"):
         size = np.abs(gguf.quants.dequantize(pool, TYPES[kind])).max(1)
-    return pool[(size < 0.5) & (size > 0.01)]  # NaN is neither
+    return pool[(size < 0.5) & (size > 0.01)]  # also excludes NaN
 
 
 def stored(array: np.ndarray, kind: str) -> Stored:
-    """An array in a type that the library quantises to."""
+    """Quantise an array to a type that the library supports."""
     return Stored(array.shape, kind, gguf.quants.quantize(array, TYPES[kind]).tobytes())
 
 
 def candle(tensors: Mapping[str, np.ndarray], kind: str, seed: int = 0) -> dict[str, Stored]:
-    """Tensors as candle's tensor-tools quantise them: those of two axes, gates' biases too, whose
-    rows are whole blocks; the others in F32. In no order. What the library cannot quantise to
-    becomes random."""
+    """Quantise tensors as candle's tensor-tools do, in random order.
+
+    Tensors with two axes (also the gates' biases) whose rows are whole blocks get the type
+    ``kind``, with random values if the library cannot quantise to it. All others are F32.
+    """
     block = gguf.GGML_QUANT_SIZES[TYPES[kind]][0]
     names = list(tensors)
     np.random.default_rng(seed).shuffle(names)
@@ -97,7 +99,7 @@ def string(text: str | bytes) -> bytes:
 
 
 def entry(name: str | bytes, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
-    """A tensor in the header, with its axes in reverse."""
+    """Return a tensor's entry in the header, with its axes in reverse."""
     axes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
     return string(name) + axes + struct.pack("<IQ", kind, offset)
 
@@ -118,7 +120,7 @@ def padded(data: bytes, to: int = 32) -> bytes:
 
 
 def write_candle(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """A file byte by byte as candle's ``gguf_file::write`` has it: version 2, no metadata."""
+    """Write the same bytes as candle's ``gguf_file::write``: version 2, no metadata."""
     entries, data = [], b""
     for name, tensor in tensors.items():
         entries.append(entry(name, tensor.shape, TYPES[tensor.type], len(data)))
@@ -127,7 +129,7 @@ def write_candle(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def write_gguf(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """A file of the library's own writer: version 3, some metadata, another alignment."""
+    """Write a file with the library's writer: version 3, some metadata, another alignment."""
     writer = gguf.GGUFWriter(path, "recurrent-gemma")
     writer.add_custom_alignment(64)
     writer.add_tokenizer_model("llama")

@@ -1,5 +1,5 @@
-"""A hub on this machine: as much of its HTTP interface as the client needs to list, download and
-upload files, large ones by git-lfs."""
+"""A hub on this machine, with the part of the HTTP interface that lists, downloads and uploads
+files (large files by git-lfs)."""
 
 import base64
 import hashlib
@@ -15,23 +15,23 @@ Files = dict[str, bytes]
 
 
 class Fault(NamedTuple):
-    """What the hub answers instead: a status, and what it calls the error."""
+    """An error answer of the hub: an HTTP status and the hub's error code."""
 
     status: int
     code: str = ""
 
 
 class Hub:
-    """Serves models until `close`.
+    """A server of models that runs until `close`.
 
     Attributes:
-        url: for HF_ENDPOINT.
-        log: every request so far, such as ``GET /org/name/resolve/0123…/config.json``.
-        faults: (repository, file, "" for what is asked of the repository itself) -> the answer.
-        cuts: how often the connection shall still break in the middle of a file, by its name.
-        listed: called after a repository was listed.
-        users: by token, what it says of who it belongs to.
-        made: what was asked for of each repository that was made, by its id.
+        url: Address for HF_ENDPOINT.
+        log: Every request so far, such as ``GET /org/name/resolve/0123…/config.json``.
+        faults: (repository, file, or "" for the repository itself) -> the error answer.
+        cuts: File name -> how often the connection will still break in the middle of the file.
+        listed: Function to call after a repository was listed.
+        users: Token -> description of its user.
+        made: Repository id -> the request that created the repository.
     """
 
     def __init__(self):
@@ -57,7 +57,7 @@ class Hub:
         self._thread.join()
 
     def push(self, repository: str, source: Path | Files, *refs: str) -> str:
-        """Commits a folder or files; the refs, ``main`` if none, then point there. Its id."""
+        """Commit a folder or files, point the refs (default: ``main``) there, and return its id."""
         if isinstance(source, Path):
             paths = [path for path in source.rglob("*") if path.is_file()]
             source = {path.relative_to(source).as_posix(): path.read_bytes() for path in paths}
@@ -69,7 +69,7 @@ class Hub:
         return commit
 
     def downloads(self) -> list[str]:
-        """The files that were fetched since this was last asked, sorted."""
+        """Return the files fetched since the last call, sorted."""
         files = [
             line.split("/resolve/")[1]
             for line in self.log
@@ -79,7 +79,7 @@ class Hub:
         return sorted(file.split("/", 1)[1] for file in files)
 
     def make(self, asked: dict) -> Fault | None:
-        """Makes a repository."""
+        """Create a repository and return None or an error."""
         repository = f"{asked['organization']}/{asked['name']}"
         if (repository, "") in self.faults:
             return self.faults[repository, ""]
@@ -89,7 +89,7 @@ class Hub:
         return None
 
     def commit(self, repository: str, lines: list[dict]) -> str:
-        """Adds the files of a commit, as the client sends it; its id."""
+        """Add the files of a commit in the client's format and return the commit's id."""
         _, before = self.find(repository, "main")
         files = dict(before) if isinstance(before, dict) else {}
         for line in lines:
@@ -104,9 +104,9 @@ class Hub:
         if ("models", repository) in self.faults:
             return self.faults["models", repository]
         if not any(name == repository for name, _ in self._refs):
-            return Fault(401, "RepoNotFound")  # which is what one without a token is told
+            return Fault(401, "RepoNotFound")  # the hub's answer without a token
         commit = self._refs.get((repository, revision), revision)
-        if not commit:  # made, and never used
+        if not commit:  # an empty repository
             return "0" * 40, {".gitattributes": b""}
         files = self._commits.get((repository, commit))
         return Fault(404, "RevisionNotFound") if files is None else (commit, files)
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(json.dumps(value).encode(), **{"Content-Type": "application/json"})
 
     def log_message(self, format: str, *args: object) -> None:
-        pass  # not to stderr
+        pass  # nothing on stderr
 
     def _answer(self) -> None:
         path = urlsplit(self.path).path
@@ -195,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
                 )
                 self.hub.listed()
             return
-        if parts[2:3] != ["resolve"]:  # the client asks for settings of its own, too
+        if parts[2:3] != ["resolve"]:  # the client also asks for other paths
             self._fail(Fault(404))
             return
         repository, revision, file = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
@@ -229,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.hub.cuts.get(file, 0) > 0:
             self.hub.cuts[file] -= 1
-            rest = rest[: len(rest) // 2]  # and then the connection is closed
+            rest = rest[: len(rest) // 2]  # the connection is closed after it
         self.wfile.write(rest)
 
     def _fail(self, fault: Fault) -> None:
@@ -245,7 +245,7 @@ def _entry(name: str, data: bytes) -> dict[str, object]:
 
 
 def _mode(file: dict) -> dict[str, object]:
-    """How a file is to be sent: weights by git-lfs, others in the commit."""
+    """Return the upload mode of a file: git-lfs for weights, else in the commit."""
     large = file["path"].endswith(".safetensors")
     mode = "lfs" if large else "regular"
     return {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}

@@ -1,5 +1,6 @@
-"""Runs in a process of its own, with processors in the place of devices: what a model gives that is
-split over them, as JSON for tests/model/test_mesh.py."""
+"""Print results of a model split over simulated CPU devices as JSON for tests/model/test_mesh.py.
+
+The module runs in a separate process."""
 
 import contextlib
 import dataclasses
@@ -127,7 +128,7 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
         [(half, one), (half + 5, meshed), (steps, one)],
     ]
     losses = []
-    for way in ways:  # each from the checkpoint of the one before
+    for way in ways:  # each stage continues the checkpoint of the previous stage
         with tempfile.TemporaryDirectory() as folder:
             for last, used in way:
                 with contextlib.suppress(_StopAt.Reached):
@@ -138,7 +139,7 @@ def trained(model: str, data: int, devices: int, method: dict, steps: int = 20) 
 
 
 def driven(name: str, data: int, devices: int, steps: int = 10) -> dict:
-    """Steps of a trainer that knows Flax and Optax alone, on one device and on a mesh."""
+    """Train with plain Flax and Optax on one device and a mesh; return losses and differences."""
     config, mesh = CONFIGS[name], make_mesh(jax.devices()[:devices], data)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (steps, 4, 12))
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +187,7 @@ def _driven_step(model, optimizer, tokens):
 
 
 def read_together(name: str, devices: int) -> dict:
-    """Rows of tokens that devices read together, each a part, from an empty and a later state."""
+    """Compare reading rows split over devices in time with one device, from two states."""
     config, mesh, total = CONFIGS[name], make_time_mesh(jax.devices()[:devices]), 12 * devices
     values, whole = weights(config), NamedSharding(mesh, PartitionSpec())
     model = Griffin(config, lambda spec: nnx.Param(jax.numpy.asarray(values[spec.name])))
@@ -229,7 +230,7 @@ def _off(one: np.ndarray, other: np.ndarray) -> float:
 
 
 class _StopAt:
-    """Ends a run at a step, as an interruption does."""
+    """A progress listener that interrupts a run at a step."""
 
     class Reached(Exception):
         pass

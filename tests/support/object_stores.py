@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 
 def start(scheme: str) -> tuple[str, int, Callable[[], None]]:
-    """Starts the emulator of ``s3`` or ``gs``: its host and port, and what stops it."""
+    """Start the emulator of ``s3`` or ``gs``; return its host, its port and its stop function."""
     if scheme == "s3":
         from moto.server import ThreadedMotoServer
 
@@ -27,7 +27,7 @@ def start(scheme: str) -> tuple[str, int, Callable[[], None]]:
 
 
 def environment(scheme: str, address: str) -> dict[str, str]:
-    """The variables by which griffin-eval finds a store at an address."""
+    """Return the environment variables that direct griffin-eval to a store at an address."""
     if scheme == "gs":
         return {"TENSORSTORE_GCS_HTTP_URL": address}
     key = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}

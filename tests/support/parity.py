@@ -1,7 +1,7 @@
-"""What the parity tests share: the table of tolerances, tiny models, and weights that hide nothing.
+"""Tolerances, tiny models and weights of the parity tests.
 
-An error is the largest absolute difference over the largest absolute value expected, of the whole
-array (logits, one leaf of a state, the gradient of one parameter).
+An error is max |found - expected| / max |expected| over a whole array (logits, one leaf of a state,
+the gradient of one parameter).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _OF_EITHER_TWIN = {
     ("- equations", "logits, long memories"): 1e-5,
     # other precisions
     ("- equations", "logits, float64"): 6e-14,
-    # float64; a norm over two channels, as random configs have them, magnifies what was rounded
+    # float64; norms over two channels, which random configs may have, amplify rounding errors
     ("- equations", "logits, any config"): 1e-11,
     ("- equations", "logits, bfloat16"): 1.5e-1,
     ("- equations", "state of a bfloat16 RG-LRU"): 1.5e-6,
@@ -35,9 +35,9 @@ _OF_EITHER_TWIN = {
     ("- transformers", "gradients"): 1e-4,
     ("- deepmind-jax", "gradients"): 6e-5,
     ("- deepmind-torch", "gradients"): 1e-4,
-    ("- transformers", "gradient of Λ, bounded"): 8e-3,  # its 1 - a * a has two bits there
-    ("- equations", "slope"): 3e-6,  # of a central difference
-    # the same tokens, cut otherwise
+    ("- transformers", "gradient of Λ, bounded"): 8e-3,  # 1 - a * a has two bits in transformers
+    ("- equations", "slope"): 3e-6,  # slope by a central difference
+    # the same tokens in other chunks
     ("chunks - whole", "hidden"): 2e-5,
     ("chunks - whole", "state"): 1.2e-5,
     ("packed - alone", "hidden"): 1.5e-5,
@@ -65,7 +65,7 @@ _OF_EITHER_TWIN = {
         }.items()
     },
 }
-# (pair, quantity) -> the error that passes: at most ten times the largest seen of either twin.
+# (pair, quantity) -> tolerance, at most ten times the largest error measured for either twin.
 TOLERANCES: dict[tuple[str, str], float] = {
     **{
         (f"{twin} {pair}", quantity): tolerance
@@ -95,11 +95,11 @@ TOLERANCES: dict[tuple[str, str], float] = {
 
 
 def compare(record_parity: Callable, pair: str, quantity: str, found, expected) -> None:
-    """Asserts that two arrays, or two sequences of arrays, agree within the table's tolerance."""
+    """Assert that two arrays, or two sequences of arrays, agree within the table's tolerance."""
     if isinstance(found, np.ndarray):
         found, expected = [found], [expected]
     errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
-    error = float(np.max(errors))  # unlike max, NaN where one of them is
+    error = float(np.max(errors))  # unlike max, np.max propagates NaN
     record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
 
 
@@ -125,7 +125,7 @@ BASE = GriffinConfig(
 PAPER = replace(BASE, embedding_scale=False, logits_soft_cap=0.0, lru_width=48)
 REVERSED = ("local_attention", "recurrent")
 
-# Models that a public implementation can be: what each is there for is in its name.
+# Models that a public implementation supports; each name states the property under test.
 RECURRENTGEMMA = {
     "attention last": BASE,
     "recurrent last": replace(BASE, num_layers=4),
@@ -136,14 +136,14 @@ RECURRENTGEMMA = {
     "window longer than the text": replace(BASE, visible_keys=64),
     "two visible keys": replace(BASE, visible_keys=2),
 }
-# These transformers cannot express.
+# Models that transformers cannot express.
 PAPER_DIALECT = {
     "paper griffin": PAPER,
     "paper griffin, recurrent last": replace(PAPER, num_layers=5),
     "paper hawk": replace(PAPER, block_pattern=HAWK, num_layers=2),
     "lru narrower than width": replace(BASE, lru_width=20),
 }
-# These DeepMind's code cannot express.
+# Models that DeepMind's code cannot express.
 TRANSFORMERS_ONLY = {
     "two taps": replace(BASE, conv_width=2),
     "six taps": replace(BASE, conv_width=6),
@@ -159,7 +159,7 @@ TRANSFORMERS_ONLY = {
     "SiLU": replace(BASE, hidden_activation="silu"),
     "biases of attention": replace(BASE, num_heads=4, gate_blocks=4, attention_bias=True),
 }
-# These no library can.
+# Models that no library can express.
 REFERENCE_ONLY = {
     "every field changed": replace(
         PAPER,
@@ -197,12 +197,12 @@ MODELS = RECURRENTGEMMA | PAPER_DIALECT | TRANSFORMERS_ONLY | REFERENCE_ONLY
 
 
 def weights(config: GriffinConfig, seed: int = 0, slow: float = -5.0) -> dict[str, np.ndarray]:
-    """float32 weights under which every part of the model matters to the logits.
+    """Return float32 weights with which every part of the model affects the logits.
 
     Args:
-        config: the architecture.
-        seed: of the generator.
-        slow: lower end of Λ. Below about -5 the libraries' own ``1 - a * a`` is no longer exact.
+        config: Architecture.
+        seed: Seed of the generator.
+        slow: Lower end of Λ. Below about -5 the libraries' ``1 - a * a`` is not exact.
     """
     rng = np.random.default_rng(seed)
     return {name: _draw(spec, rng, slow) for name, spec in param_specs(config).items()}
@@ -212,7 +212,7 @@ def _draw(spec: ParamSpec, rng: np.random.Generator, slow: float) -> np.ndarray:
     noise = rng.standard_normal(spec.shape)
     name = spec.name.rpartition("temporal_block.")[2]
     if spec.init == "lambda":
-        value = rng.uniform(slow, 1.0, spec.shape)  # memories of one token to many
+        value = rng.uniform(slow, 1.0, spec.shape)  # memory lengths from one token to many
     elif name == "model.final_norm.weight":
         value = 4.0 + 0.5 * noise  # large logits: the soft cap bends them
     elif name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -222,7 +222,7 @@ def _draw(spec: ParamSpec, rng: np.random.Generator, slow: float) -> np.ndarray:
     elif "conv_1d" in name:
         value = 0.5 * noise
     elif name.startswith(("q_proj", "k_proj")):
-        value = 2.0 * spec.shape[-1] ** -0.5 * noise  # attention that prefers some keys
+        value = 2.0 * spec.shape[-1] ** -0.5 * noise  # attention weights that differ between keys
     elif "gate_weight" in name:
         value = 1.5 * spec.shape[-2] ** -0.5 * noise
     else:
@@ -237,7 +237,7 @@ def tokens(config: GriffinConfig, batch: int, length: int, seed: int = 0) -> np.
 
 @st.composite
 def configs(draw):
-    """Small valid configs of every kind."""
+    """Draw small valid configs of every kind."""
     heads, head_dim = draw(st.integers(1, 4)), 2 * draw(st.integers(1, 4))
     gates = draw(st.integers(1, 4))
     own = draw(st.sampled_from([None, None, 2, 4, 12]))

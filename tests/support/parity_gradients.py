@@ -1,4 +1,4 @@
-"""What the comparisons of gradients share."""
+"""Inputs and the comparison that gradient tests share."""
 
 import numpy as np
 from parity import BASE, compare, tokens

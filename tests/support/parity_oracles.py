@@ -1,7 +1,7 @@
-"""The public implementations behind one face: full forward passes only, numpy in and out.
+"""The public implementations behind one interface: full forward passes in numpy arrays.
 
-Every oracle takes our config and canonical weights, and gives `logits` and `gradients` by canonical
-name. Beyond the full forward pass none of them is an oracle: their caches lose the convolution's
+Every oracle takes our config and canonical weights, and returns `logits`, and `gradients` by
+canonical name. Only full forward passes are used: the libraries' caches lose the convolution's
 state, leak over document starts, or refuse a chunk.
 """
 
@@ -45,13 +45,13 @@ def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
         hidden_activation=config.hidden_activation,
         attention_bias=config.attention_bias,
         tie_word_embeddings=config.tie_embeddings,
-        pad_token_id=None,  # else the embedding of token 0 gets no gradient as an input
+        pad_token_id=None,  # with an id, its embedding gets no gradient
         attn_implementation="eager",
     )
 
 
 class Transformers:
-    """RecurrentGemmaForCausalLM, whose parameter names and window are ours."""
+    """RecurrentGemmaForCausalLM, which has the same parameter names and window as our models."""
 
     name = "transformers"
 
@@ -78,8 +78,8 @@ class Transformers:
         return self.model(input_ids=torch.from_numpy(tokens).long(), use_cache=False).logits
 
 
-# DeepMind's Flax names, with "." for "/", and the view of such an array that is the canonical one.
-# Assigning to the view writes the array: one table serves both directions.
+# DeepMind's Flax names, with "." for "/", and a function from DeepMind's array to a view in
+# canonical layout. Assigning to the view writes the array, so one table serves both directions.
 _BLOCK = {
     "temporal_pre_norm.weight": ("temporal_pre_norm.scale", lambda w: w),
     "channel_pre_norm.weight": ("channel_pre_norm.scale", lambda w: w),
@@ -118,7 +118,7 @@ _BLOCK = {
 
 
 def _deepmind(name: str):
-    """DeepMind's name of a canonical parameter, and the view that leads from theirs to ours."""
+    """Return DeepMind's name of a canonical parameter, and the function to the canonical view."""
     if name == "model.embed_tokens.weight":
         return "embedder.input_embedding", lambda w: w
     if name == "model.final_norm.weight":
@@ -142,7 +142,7 @@ def from_deepmind(weights, names):
 
 
 def deepmind_config(config: GriffinConfig) -> common.GriffinConfig:
-    """The same model for DeepMind's code, which sees one key more than its window."""
+    """Return the config for DeepMind's code, in which attention sees one key beyond the window."""
     kinds = {
         "recurrent": common.TemporalBlockType.RECURRENT,
         "local_attention": common.TemporalBlockType.ATTENTION,
@@ -161,7 +161,7 @@ def deepmind_config(config: GriffinConfig) -> common.GriffinConfig:
 
 
 def deepmind_shapes(config: common.GriffinConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter of DeepMind's Flax model, by dotted name; nothing is computed."""
+    """Return the parameter shapes of DeepMind's Flax model by dotted name, without computing."""
     model = deepmind_jax.Griffin(config)
     with relaxed_jax():
         tokens = jnp.zeros((1, 2), jnp.int32)
@@ -172,13 +172,13 @@ def deepmind_shapes(config: common.GriffinConfig) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def relaxed_jax():
-    """DeepMind's code mixes dtypes and ranks, which this suite's settings forbid."""
+    """Allow DeepMind's code to mix dtypes and ranks, which this suite's settings forbid."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 def positions(tokens, resets=None):
-    """Position of every token in its document; DeepMind's ``segment_pos``."""
+    """Return the position of every token in its document (DeepMind's ``segment_pos``)."""
     out = np.tile(np.arange(tokens.shape[1]), (len(tokens), 1))
     if resets is not None:
         out -= np.maximum.accumulate(np.where(resets, out, 0), 1)
@@ -218,13 +218,13 @@ class DeepMindJax:
 
 
 def _path(name):
-    """Flax's path of a dotted name, in which ``blocks.N`` is one key."""
+    """Return the Flax path of a dotted name; ``blocks.N`` is one key."""
     first, *rest = name.split(".")
     return (f"{first}.{rest[0]}", *rest[1:]) if first == "blocks" else (first, *rest)
 
 
 class DeepMindTorch:
-    """The same names, but linear kernels are called ``weight`` and stored transposed."""
+    """DeepMind's PyTorch model, whose linear kernels are called ``weight`` and are transposed."""
 
     name = "deepmind-torch"
 

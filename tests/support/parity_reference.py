@@ -1,7 +1,7 @@
-"""The whole model in float64 numpy, one document at a time, as the equations are written on paper.
+"""The whole model in float64 numpy, one document at a time, close to the paper's equations.
 
-Slow and obvious: the oracle where no library is one (global attention, gates of any number of
-blocks, any share of rotated dimensions, any convolution width).
+It is slow and simple, and the oracle for models that no library supports (global attention, any
+number of gate blocks, any share of rotated dimensions, any convolution width).
 """
 
 import math
@@ -19,12 +19,15 @@ def reference_logits(
     recurrent_cut: int = 0,
     attention_cut: int = 0,
 ) -> np.ndarray:
-    """Logits ``[T, V]`` after every token of one document ``[T]``, in which recurrent blocks, and
-    attention, lose all memory before the token of that number."""
+    """Return logits ``[T, V]`` after every token of one document ``[T]``.
+
+    Recurrent blocks forget tokens before ``recurrent_cut``, attention those before
+    ``attention_cut``.
+    """
     p = {name: np.asarray(value, np.float64) for name, value in weights.items()}
     embedding = p["model.embed_tokens.weight"]
     x = embedding[tokens]
-    if config.embedding_scale:  # the factor was rounded to bfloat16 in training
+    if config.embedding_scale:  # training rounded the factor to bfloat16
         x = x * float(np.sqrt(np.float32(config.width)).astype(ml_dtypes.bfloat16))
     for i, block_type in enumerate(config.block_types):
         layer = _below(p, f"model.layers.{i}.")
@@ -91,7 +94,7 @@ def _conv(p, x, cut):
 def rg_lru(
     p: dict[str, np.ndarray], x: np.ndarray, cut: int = 0, constant: float = 8
 ) -> np.ndarray:
-    """Every h_t ``[T, L]`` of the RG-LRU over one document ``[T, L]`` (section 2.4), or of the
+    """Return every h_t ``[T, L]`` of the RG-LRU over a document ``[T, L]`` (section 2.4), or of the
     CG-LRU (appendix B), whose channels are real parts and then imaginary ones."""
 
     def gate(name, x_t):
@@ -117,7 +120,7 @@ def rg_lru(
 
 
 def log_decay(p: dict[str, np.ndarray], r_t: np.ndarray, constant: float) -> np.ndarray:
-    """Return log a_t ``[L]``, by the recurrence gate."""
+    """Return log a_t ``[L]`` for the recurrence gate."""
     return -constant * np.logaddexp(0, p["recurrent_param"]) * r_t
 
 

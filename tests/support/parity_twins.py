@@ -1,4 +1,4 @@
-"""Both twins behind one face that takes and gives numpy arrays, so that a test is written once."""
+"""Both twins behind one interface of numpy arrays, so that one test covers both."""
 
 import contextlib
 import functools
@@ -112,7 +112,7 @@ def _compiled(function, **options):
     return jax.jit(function, compiler_options=QUICK_COMPILE, **options)
 
 
-# Else every leaf compiles a program for each operation.
+# Without jit, JAX compiles a program for each leaf and operation.
 _gather = _compiled(jax_state.gather)
 _insert = _compiled(jax_decoding.DecodingState.insert)
 _extract = _compiled(jax_decoding.DecodingState.extract)
@@ -250,7 +250,7 @@ TWINS = {"torch": TorchTwin, "jax": JaxTwin}
 
 @functools.cache
 def twin(name: str, config: GriffinConfig, dtype: str = "float32"):
-    """The twin of this name with `parity.weights`, made once: JAX compiles each shape once."""
+    """Return the twin with `parity.weights`; it is cached, so JAX compiles each shape once."""
     return TWINS[name](config, weights(config), dtype)
 
 
@@ -259,7 +259,7 @@ def full_lengths(tokens):
 
 
 def to_numpy(x) -> np.ndarray:
-    """float32 or wider stay as they are; narrower floats become float32."""
+    """Convert to numpy, bfloat16 to float32."""
     if isinstance(x, torch.Tensor):
         x = x.detach()
         return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
@@ -268,7 +268,7 @@ def to_numpy(x) -> np.ndarray:
 
 
 def leaves(state) -> list[np.ndarray]:
-    """Every array of a state: positions first, then layer by layer."""
+    """Return every array of a state: positions first, then layer by layer."""
     if isinstance(state, tuple):
         return [leaf for part in state for leaf in leaves(part)]
     return [to_numpy(state)]

@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def griffin_eval(*arguments) -> subprocess.CompletedProcess[str]:
-    """Runs ``griffin-eval`` of this environment; gives its exit code and what it printed."""
+    """Run ``griffin-eval`` of this environment and return the finished process."""
     program = Path(sys.executable).with_name("griffin-eval")
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)

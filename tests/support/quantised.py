@@ -1,4 +1,4 @@
-"""Quantised copies of a tiny model, written by the libraries that ours are compared with."""
+"""Quantised copies of a tiny model, written by the libraries that tests compare with."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-BITS = {  # by name: what bitsandbytes is told
+BITS = {  # arguments of BitsAndBytesConfig by name
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "nf4, double": {
         "load_in_4bit": True,
@@ -34,7 +34,7 @@ BITS = {  # by name: what bitsandbytes is told
 
 
 def load_bitsandbytes(folder: Path, dtype: torch.dtype | str = "auto", **config: Any) -> Any:
-    """A model that bitsandbytes has quantised, or does now."""
+    """Load a model that bitsandbytes has quantised, or quantise it with ``config``."""
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     if config:
         config = {"quantization_config": transformers.BitsAndBytesConfig(**config)}
@@ -43,14 +43,14 @@ def load_bitsandbytes(folder: Path, dtype: torch.dtype | str = "auto", **config:
         model = transformers.RecurrentGemmaForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", device_map="cpu", **config
         ).eval()
-    for module in model.modules():  # a product for newer processors, which rounds the scales
+    for module in model.modules():  # disables a kernel that rounds scales
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
 
 
 def write_bitsandbytes(folder: Path, base: Path, dtype: torch.dtype, **config: Any) -> None:
-    """A checkpoint that transformers and bitsandbytes quantise and save."""
+    """Quantise and save a checkpoint with transformers and bitsandbytes."""
     model = load_bitsandbytes(base, dtype, **config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -58,7 +58,7 @@ def write_bitsandbytes(folder: Path, base: Path, dtype: torch.dtype, **config: A
 
 
 def bitsandbytes_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Every parameter as bitsandbytes dequantises it, by canonical name."""
+    """Return every parameter as bitsandbytes dequantises it, by canonical name."""
     from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
     model = load_bitsandbytes(folder)
@@ -71,17 +71,15 @@ def bitsandbytes_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a tensor, in its shape with one more axis."""
+    """Return the bytes of a tensor, in its shape plus a last axis."""
     return tensor.contiguous()[..., None].view(torch.uint8).numpy()
 
 
 def write_mlx(folder: Path, base: Path, dtype: str, bits: int, group: int) -> dict[str, np.ndarray]:
-    """Write a checkpoint as ``mlx_lm.convert`` does: every linear map and the embedding in so many
-    bits, where groups divide its rows, and the taps of convolutions last but one. Other files are
-    copied, but for the manifest.
+    """Write a checkpoint as ``mlx_lm.convert`` does; return MLX's dequantised parameters by name.
 
-    Returns:
-        Every parameter as MLX dequantises it, by canonical name.
+    Linear maps and the embedding are quantised where ``group`` divides their rows. The taps of
+    convolutions are the last axis but one. All other files except the manifest are copied.
     """
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
     shutil.copytree(
@@ -110,7 +108,7 @@ def write_mlx(folder: Path, base: Path, dtype: str, bits: int, group: int) -> di
 
 
 def _of_mlx(array: Any, dtype: str) -> np.ndarray:
-    """An array of MLX, bit for bit."""
+    """Convert an array of MLX to numpy, bit for bit."""
     import ml_dtypes
     import mlx.core as mx
 

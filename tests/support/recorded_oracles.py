@@ -1,8 +1,8 @@
-"""The answers of public implementations, as `tests/golden/make_oracles.py` recorded them.
+"""The answers of public implementations, recorded by `tests/golden/make_oracles.py`.
 
-A recorded oracle has the face of those in `parity_oracles` and needs none of their libraries. An
-answer is found by its question: implementation, architecture, tokens, targets and document starts.
-The weights are those of `parity.weights`.
+A recorded oracle has the interface of the oracles in `parity_oracles` but needs no library. The key
+of an answer is its question: implementation, architecture, tokens, targets and document starts.
+The weights are always `parity.weights`.
 """
 
 import functools
@@ -19,18 +19,18 @@ from griffin_eval.config import GriffinConfig
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 ANSWERS, QUESTIONS = GOLDEN / "oracles.npz", GOLDEN / "oracles.json"
-RECORDING = "GRIFFIN_EVAL_TESTS_QUESTIONS"  # the file that questions are added to, not answered
+RECORDING = "GRIFFIN_EVAL_TESTS_QUESTIONS"  # file for recording questions
 
 
 class Question(NamedTuple):
-    """What an implementation is asked.
+    """A question to an implementation.
 
     Attributes:
         name: Key of `parity_oracles.ORACLES`.
-        kind: logits or gradients.
+        kind: "logits" or "gradients".
         config: Fields of a `GriffinConfig`.
-        arrays: Tokens, targets and document starts; those that are given.
-        recurrent_param: Value of Λ in every recurrent block, or None for that of the weights.
+        arrays: Tokens, targets (for gradients) and document starts or None.
+        recurrent_param: Value of Λ in every recurrent block, or None for Λ of `parity.weights`.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Recorded:
 
 
 class _NoAnswer(dict[str, np.ndarray]):
-    """Gives NaN for every value, while questions are recorded."""
+    """A mapping of every name to NaN, used while questions are recorded."""
 
     def __missing__(self, name: str) -> np.ndarray:
         return np.array(np.nan)
@@ -76,7 +76,7 @@ class _NoAnswer(dict[str, np.ndarray]):
 
 @functools.cache
 def _answers() -> dict[str, dict[str, np.ndarray]]:
-    """Return the recorded answers: arrays by name, by key of the question."""
+    """Return the recorded answers: question key -> name -> array."""
     answers: dict[str, dict[str, np.ndarray]] = {}
     if ANSWERS.exists():
         with np.load(ANSWERS) as file:
@@ -97,7 +97,7 @@ def recorded(question: Question) -> dict[str, np.ndarray]:
 
 
 def ask_library(question: Question) -> dict[str, np.ndarray]:
-    """Return the answer of the implementation itself."""
+    """Return the answer of the implementation's library."""
     from parity import weights
     from parity_oracles import ORACLES
 
@@ -119,7 +119,7 @@ def ask_library(question: Question) -> dict[str, np.ndarray]:
 
 
 def with_recurrent_param(weights: dict[str, np.ndarray], value: float) -> dict[str, np.ndarray]:
-    """Return the weights with one value of Λ in every recurrent block."""
+    """Return the weights with the same value of Λ in every recurrent block."""
     return {
         name: np.full_like(array, value) if name.endswith("recurrent_param") else array
         for name, array in weights.items()

@@ -1,4 +1,4 @@
-"""Problems for the scan, the RG-LRU and the CG-LRU, their exact answers and those of a kernel."""
+"""Problems for the scan, the RG-LRU and the CG-LRU, with exact and computed answers."""
 
 import functools
 
@@ -14,9 +14,9 @@ from griffin_eval.kernels.rglru import api, reference, tpu_jax
 from griffin_eval.kernels.rglru.reference import Gates
 
 OPERATORS = {"scan": ("a", "x", "h0"), "rglru": ("x", *Gates._fields[:5], "h0")}
-COMPLEX = {"cglru": ("x", *Gates._fields[:6], "h0")}  # which only the plain ones have
+COMPLEX = {"cglru": ("x", *Gates._fields[:6], "h0")}  # plain kernels only
 
-# Rows of any length with documents starting anywhere; segments behind each other with gaps.
+# Padded rows with document starts at any position, and packed segments with gaps between them.
 LAYOUTS = {
     "rows": {"batch": 2, "time": 21},
     "ragged": {"batch": 4, "time": 17, "lengths": [17, 0, 1, 12], "resets": 0.1},
@@ -35,7 +35,7 @@ LAYOUTS = {
 
 
 class Case:
-    """Arrays of one problem, in float64, and the tokens that are not padding."""
+    """A problem: its arrays in float64, and a mask of the tokens that are not padding."""
 
     def __init__(self, layout, width=24, gates=3, seed=0):
         spec = LAYOUTS[layout] if isinstance(layout, str) else layout
@@ -59,7 +59,7 @@ class Case:
             "recurrent_weight": rng.standard_normal((*block, block[1])) / block[1] ** 0.5,
             "recurrent_bias": rng.standard_normal(block),
         }
-        self.complex = {  # channels are pairs of numbers
+        self.complex = {  # a complex channel is a pair of numbers
             "recurrent_param": self.arrays["recurrent_param"][: width // 2],
             "imaginary_param": rng.uniform(-np.pi, np.pi, width // 2),
         }
@@ -76,7 +76,7 @@ class Case:
         self.dlast = rng.standard_normal((states, width))
 
     def round_to_bfloat16(self):
-        """Make all numbers exact in bfloat16, but the states at the start, which are float32."""
+        """Round all arrays to bfloat16, except the initial states, which stay float32."""
         for name, value in self.arrays.items():
             narrow = torch.tensor(value).float()
             self.arrays[name] = (narrow if name == "h0" else narrow.bfloat16()).double().numpy()
@@ -97,9 +97,9 @@ def apply(operator, inputs, where, **options):
 
 
 def run(framework, impl, operator, case, dtype, gradients=False, device="cpu", **options):
-    """Return h of what is read, last, and the gradients of <h, dh> + <last, dlast>, in float64.
+    """Return h of unpadded tokens, last states, and gradients of <h, dh> + <last, dlast>, float64.
 
-    Of an implementation by its name, or in torch by a module and its options.
+    The implementation is given by its name, or in torch by a module and its options.
     """
     inputs = case.inputs(operator)
     if framework == "torch":
@@ -144,7 +144,7 @@ def expected(operator, case):
 
 
 def exact(operator, case):
-    """Return the expected values and gradients of a case: torch's, in float64."""
+    """Return the expected values and gradients of a case, from torch in float64."""
     function = functools.partial(as_torch, operator, case.where)
     values, gradients = pulled_back(function, case.inputs(operator), (case.dh, case.dlast))
     for ours, right in zip(values, expected(operator, case), strict=True):

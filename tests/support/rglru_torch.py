@@ -1,5 +1,6 @@
-"""The recurrences of `griffin_eval.kernels.rglru.reference` in torch, whose autograd differentiates
-them in float64: the expected gradients of every kernel."""
+"""The recurrences of `griffin_eval.kernels.rglru.reference` in torch.
+
+Autograd in float64 gives the expected gradients of every kernel."""
 
 import numpy as np
 import torch

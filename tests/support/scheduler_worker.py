@@ -1,4 +1,4 @@
-"""Requests to a scheduler; run as a program, what a model that devices share answers, as JSON.
+"""Requests to a scheduler. As a program it prints answers of a model on several devices as JSON.
 
 python scheduler_worker.py CHECKPOINT FRAMEWORK DEVICES
 """
@@ -13,7 +13,7 @@ from griffin_eval.engine.live.requests import Request
 
 
 class Answer:
-    """A listener that keeps what it hears."""
+    """A listener that records all its events."""
 
     def __init__(self, stop_after=None):
         self.scores, self.tokens, self.reason, self.error = None, [], None, None
@@ -45,7 +45,7 @@ def ask(scheduler, tokens, **arguments):
 
 
 def shared(checkpoint, framework, devices):
-    """Answers of a scheduler in a thread of its own, and ranks and entropies of the engine."""
+    """Return answers of a scheduler in a separate thread, and ranks and entropies of the engine."""
     from griffin_eval.converters.checkpoint import Checkpoint
     from griffin_eval.engine.limits import limits_for
     from griffin_eval.engine.live.scheduler import Scheduler

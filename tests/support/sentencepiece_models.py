@@ -10,7 +10,7 @@ TURNS = ["<start_of_turn>", "<end_of_turn>"]
 
 
 def train_sentencepiece(folder, **changes):
-    """A Gemma-like model unless changed: BPE, bytes, digits apart, nothing normalised or added."""
+    """Train a model with Gemma's options (BPE, byte fallback, split digits) and ``changes``."""
     gemma = {
         "model_type": "bpe",
         "vocab_size": 1200,

@@ -1,5 +1,4 @@
-"""Models of the sixteen symbols: one that solves a task by rule, one that guesses, and a small
-checkpoint with random weights."""
+"""Models of the sixteen symbols: a rule that solves a task, a guesser, and a random checkpoint."""
 
 import random
 from pathlib import Path
@@ -15,7 +14,7 @@ from griffin_eval.tasks.symbols.sequences import VOCABULARY, write_symbol_tokeni
 
 
 class Rule(LM):
-    """Says after each context what ``rule(context)`` says."""
+    """A model that answers each context with ``rule(context)``."""
 
     def __init__(self, rule):
         super().__init__()
@@ -34,7 +33,7 @@ def guessing(choices: str, seed: int = 0):
 
 
 def evaluate(model, task: str, metadata: dict, **arguments):
-    """What lm_eval makes of a model, given as such or by name and arguments."""
+    """Return lm_eval's results for a model, given as an object or by name and arguments."""
     given = arguments.get("model_args", {})
     tasks = TaskManager(include_path=TASKS, include_defaults=False, metadata=given | metadata)
     results = simple_evaluate(

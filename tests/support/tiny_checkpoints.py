@@ -28,18 +28,18 @@ CONFIG = dataclasses.replace(
     block_pattern=("recurrent", "local_attention"),
     num_layers=2,
 )
-SHARD = 2000  # bytes of a file of the format "sharded"
+SHARD = 2000  # maximum file size in bytes in the format "sharded"
 
 
 def write_source(folder: Path, config: GriffinConfig = CONFIG) -> None:
-    """The model as transformers' users have it, without a manifest."""
+    """Write the model as transformers does, without a manifest."""
     folder.mkdir(parents=True)
     save_file(weights(config), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(to_huggingface(config)))
 
 
 def write_griffin(folder: Path, config: GriffinConfig, arrays=None) -> Path:
-    """Any model in canonical names with a config of our own, without a manifest."""
+    """Write any model in canonical names with our config format, without a manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights(config) if arrays is None else arrays, folder / "model.safetensors")
     raw = config_json(config, FORMATS["griffin"], "float32")
@@ -48,7 +48,7 @@ def write_griffin(folder: Path, config: GriffinConfig, arrays=None) -> Path:
 
 
 def tensors_of(table, config: GriffinConfig, arrays=None) -> dict[str, np.ndarray]:
-    """The tensors of a model under the names of a table."""
+    """Return the tensors of a model under the names of a table."""
     arrays = weights(config) if arrays is None else arrays
     return {
         b.foreign: np.ascontiguousarray(
@@ -59,7 +59,7 @@ def tensors_of(table, config: GriffinConfig, arrays=None) -> dict[str, np.ndarra
 
 
 def write_tensors(folder: Path, container: str, tensors: dict[str, np.ndarray]) -> Path:
-    """A new folder with tensors under any names, and nothing beside them."""
+    """Write tensors under any names to a new folder without other files."""
     folder.mkdir(parents=True)
     if container == "safetensors":
         contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
@@ -78,7 +78,7 @@ def write_tensors(folder: Path, container: str, tensors: dict[str, np.ndarray]) 
 
 
 def write_all(root: Path) -> None:
-    """A folder per format, ``sharded`` among them, each with its manifest."""
+    """Write a folder with a manifest for every format and for ``sharded``."""
     write_source(root / "source")
     plans = {name: make_plan(Checkpoint(root / "source"), FORMATS[name]) for name in FORMATS}
     for name, plan in plans.items():
@@ -87,12 +87,8 @@ def write_all(root: Path) -> None:
 
 
 def holds_the_original(folder: Path, *, config: bool = True) -> bool:
-    """Whether a folder in the format griffin holds the undamaged model, as safetensors reads it.
-
-    Args:
-        folder: the folder.
-        config: whether its config must be the original's as well.
-    """
+    """Return whether a griffin folder, read by safetensors, holds the undamaged weights (and with
+    ``config`` the original config)."""
     found, expected = load_file(folder / "model.safetensors"), weights(CONFIG)
     raw = json.loads((folder / "config.json").read_text())
     stated = GriffinConfig(**{field: raw[field] for field in dataclasses.asdict(CONFIG)})

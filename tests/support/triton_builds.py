@@ -1,4 +1,4 @@
-"""Triton kernels compiled for devices that are not here."""
+"""Triton kernels compiled for devices that this machine lacks."""
 
 import re
 import subprocess
@@ -11,14 +11,14 @@ POINTERS |= {torch.uint8: "*u8", torch.int64: "*i64"}
 
 
 def compile_for(kernel, arguments, options, capability, multiples):
-    """Compiles a kernel as launching it would.
+    """Compile a kernel as a launch would.
 
     Args:
-        kernel: a triton.JITFunction.
-        arguments: by name, tensors of which only the dtype counts.
-        options: of the compiler.
-        capability: of the device, such as 90.
-        multiples: names of the integers that are multiples of 16.
+        kernel: triton.JITFunction.
+        arguments: Name -> argument; only the dtype of tensors matters.
+        options: Options of the compiler.
+        capability: Compute capability of the device, such as 90.
+        multiples: Names of integer arguments that are multiples of 16.
     """
     signature, constants, aligned = {}, {}, {}
     for parameter in kernel.params:
@@ -37,7 +37,7 @@ def compile_for(kernel, arguments, options, capability, multiples):
 
 
 def usage(cubin, tmp_path):
-    """What a thread takes, by the tool that comes with triton: {"REG": 64, "LOCAL": 0, ...}."""
+    """Return the resources of a thread by triton's cuobjdump, such as {"REG": 64, "LOCAL": 0}."""
     path = tmp_path / "kernel.cubin"
     path.write_bytes(cubin)
     tool = triton.knobs.nvidia.cuobjdump.path

@@ -10,7 +10,7 @@ KERNELS = "griffin_eval.kernels.rglru.triton_kernels"
 
 @functools.cache
 def interpreted_kernels(name=KERNELS):
-    """A copy of the module whose kernels are interpreted; that is settled while it is imported."""
+    """Import a copy of the module with interpreted kernels, a choice made at its import."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         origin = importlib.util.find_spec(name).origin
