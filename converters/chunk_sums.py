@@ -8,7 +8,7 @@ import xxhash
 
 from griffin_eval.converters.tensors import Region, are_naturals, bytes_of, regions
 
-HASH = "xxh3_64"  # as fast as memory, where a second SHA-256 would take as long as the first
+HASH = "xxh3_64"  # runs at memory speed; a second SHA-256 would take as long as the first
 
 
 class ChunkSums(NamedTuple):

@@ -108,7 +108,7 @@ def convert_checkpoint(
 
 
 def _sources(plan: Plan) -> list[Path]:
-    """The paths that a conversion was told to read; the files in them are those of its stamps."""
+    """Return the paths given to a conversion as input; `stamps_of` covers the files in them."""
     source, names = plan.source, plan.source.overrides.names
     own_names = [] if names is None or str(names) in TRAINERS else [Path(names).expanduser()]
     return [source.folder, source.path, *(a.folder for a in source.adapters), *own_names]
@@ -130,7 +130,8 @@ def _check_remote(plan: Plan, url: str | Path, overwrite: bool) -> None:
 
 
 def _known(plan: Plan) -> str:
-    """What the source is checked against, in words. Files of the hub are compared here and now."""
+    """Return in words what the source is checked against. The files' checksums, such as the hub's,
+    are compared at once."""
     source = plan.source
     check_files(source.container.files())
     if plan.recorded:
@@ -228,7 +229,7 @@ class _Parameter:
                 break
         if self._recorded:
             sha = (stored if self._changes else self._sha).hexdigest()
-            if adapted:  # what is stored was read in another order, or not at all
+            if adapted:  # the stored values were read in another order, or not at all
                 sha = self._source.sha256(self.spec.name, check=False)
             wrong = mismatch(self._folder, self.spec.name, self._stored, sha, self._recorded)
             if wrong is not None:
@@ -271,8 +272,8 @@ def _write_companions(plan: Plan, folder: Path) -> None:
 
 
 def _token_ids(plan: Plan) -> dict[str, Any]:
-    """The ids of BOS, EOS and padding that the files of the source state, else its tokenizer's;
-    None where there is none, since transformers takes Gemma's for what is absent."""
+    """Return the ids of BOS, EOS and padding from the source's files, or else from its tokenizer;
+    an unknown id is None, since transformers replaces an absent one by Gemma's."""
     stated, found = token_ids(plan.source.folder), dict.fromkeys(TOKEN_IDS)
     if stated.keys() < found.keys() and plan.companions.keys() & set(TOKENIZERS):
         from griffin_eval.text.load import load_tokenizer  # only here: it may load transformers
@@ -308,7 +309,7 @@ def check_unchanged(plan: Plan, stamps: list[tuple[str, int, int]]) -> None:
 
 
 def _files(plan: Plan) -> set[Path]:
-    """The files that a conversion reads."""
+    """Return the files that a conversion reads."""
     beside = [plan.source.folder / CONFIG_FILE, *plan.companions.values()]
     adapters = (path for adapter in plan.source.adapters for path in adapter.files)
     files = (*plan.source.container.files(), *beside, *adapters)

@@ -42,7 +42,7 @@ class TensorFile:
         with reading(path):
             self._descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, self._descriptor)
-            if os.fstat(self._descriptor).st_size == 0:  # which mmap refuses
+            if os.fstat(self._descriptor).st_size == 0:  # mmap refuses empty files
                 raise CheckpointError(f"{path} is empty; {DAMAGED}")
             self.data = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
 
@@ -87,7 +87,7 @@ class TensorFile:
         def read(region: Region) -> "np.ndarray":
             import numpy as np
 
-            part = view(False)[region]  # whose memory is not touched
+            part = view(False)[region]  # only for shape and strides: memory is not touched
             if 0 in part.shape:
                 return np.empty(part.shape, part.dtype)
             at = sum(cut.start * step for cut, step in zip(region, steps, strict=True))
@@ -208,7 +208,7 @@ def write_all(descriptor: int, data: "bytes | bytearray | memoryview", at: int) 
 
 
 def _pieces(array: "np.ndarray") -> Iterator[memoryview]:
-    """The bytes of an array in C order, at most ``_PIECE`` at a time."""
+    """Yield the bytes of an array in C order, at most ``_PIECE`` at a time."""
     import numpy as np
 
     for flat in flattened(array, _PIECE):

@@ -80,7 +80,7 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-# What a reader cannot express: (config field, whether a config asks for it, what the reader does).
+# Limits of readers: (config field, whether a config exceeds the limit, what the reader does).
 _GATES = ("gate_blocks", lambda c: c.gate_blocks != c.num_heads, "it has num_heads of them")
 _GLOBAL = (
     "block_pattern",
@@ -95,7 +95,7 @@ _HALF = (
     lambda c: c.attends and c.rope_fraction != 0.5,
     "it rotates half of each head",
 )
-# What no other library has but transformers.
+# Limits of every library but transformers.
 _OF_TRANSFORMERS = (
     (
         "hidden_activation",

@@ -100,7 +100,7 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     known.layout, known.left_out = container.layout, container.left_out
     try:
         _examine(known, kind, names, overrides)
-    except BadInput as error:  # of the files: the overrides were checked
+    except BadInput as error:  # the files are at fault: the overrides were checked
         known.problems = [str(error)]
     except BaseException:
         container.close()
@@ -144,7 +144,7 @@ def _examine(known: Inspection, kind: str, names: Names | None, overrides: Overr
 
 
 def _unwrapped(known: Inspection, kind: str) -> Container:
-    """The container, with the names that the model had before something wrapped it."""
+    """Return the container with the names that the model had before something wrapped it."""
     raw = read_json(known.folder / CONFIG_FILE) if _has_config(known) else {}
     key = "tie_embeddings" if raw.get("model_type") == MODEL_TYPE else "tie_word_embeddings"
     return unwrapped(
@@ -158,7 +158,7 @@ def _unwrapped(known: Inspection, kind: str) -> Container:
 
 
 def _folder_of(path: Path) -> Path:
-    """The folder of config and tokenizer: of a training's step, the folder of its run."""
+    """Return the folder of the config and tokenizer: for a training step, that may be its run's."""
     folder = path if path.is_dir() else path.parent
     run = absolute_path(folder).parent
     is_step = path.is_dir() and step_number(path) is not None
@@ -170,8 +170,7 @@ def _folder_of(path: Path) -> Path:
 def _check_names(
     known: Inspection, config: GriffinConfig, names: Names, accept_differences: bool
 ) -> None:
-    """Add what a table of names says beside names: tensors that are checked, and what its trainer
-    computes otherwise."""
+    """Apply a names table's checks of tensors, and note what its trainer computes differently."""
     if not known.problems:
         failed = failed_checks(known.container, known.bindings, config, names)
         known.problems = [f"{known.path}: {clause}" for clause in failed]
@@ -216,7 +215,7 @@ def _find_naming(
     candidates = [format for name, format in embeddings.items() if name in tensors]
     if not candidates and (whose := recognised(tensors)):
         raise CheckpointError(f"{known.path}: {whose}")
-    if CONTAINERS[kind].needs_config:  # which is told apart by it, and says what should be there
+    if CONTAINERS[kind].needs_config:  # the config identifies the model, and says what to expect
         candidates = formats
     if not candidates:
         raise CheckpointError(

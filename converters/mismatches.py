@@ -77,12 +77,13 @@ def _coverage(bindings: Sequence[Binding], config: GriffinConfig, file: str) -> 
 
 
 def _clause(names: Collection[str], said: str, show: Callable[[str], str] = repr) -> list[str]:
-    """A clause with the number of names, and with those in the place of ``{}``; none for none."""
+    """Return a clause with the number of names, and the names in the place of ``{}``; no clause
+    without names."""
     return [f"{len(names)} {said.replace('{}', listed(names, show))}"] if names else []
 
 
 def _shower(bindings: Sequence[Binding]) -> Callable[[str], str]:
-    """A function that names a tensor, and the parameters it holds if these have other names."""
+    """Return a function that shows a tensor's name, and its parameters' if these are different."""
     parameters: dict[str, list[str]] = {}
     for binding in bindings:
         parameters.setdefault(binding.foreign, []).extend(s.name for s in binding.canonical)
@@ -157,7 +158,7 @@ def _names_and_shapes(
 
 
 def _dtypes(tensors: Mapping[str, LazyTensor], bindings: Sequence[Binding]) -> list[str]:
-    """A clause about parameters of dtypes that are not read."""
+    """Return a clause about parameters in dtypes that cannot be read, if there are any."""
     show, names = _shower(bindings), dict.fromkeys(b.foreign for b in bindings)
     refused = [n for n in names if n in tensors and tensors[n].dtype not in FLOATS]
     return _clause(

@@ -31,8 +31,8 @@ class Write(NamedTuple):
     """One tensor of the output.
 
     Attributes:
-        binding: Its name, layout and parameters.
-        cast_from: Dtypes of its parameters in the source that differ from ``dtype``.
+        binding: Name, layout and parameters of the tensor.
+        cast_from: Dtypes of the parameters in the source that differ from ``dtype``.
     """
 
     binding: Binding
@@ -220,7 +220,7 @@ def _check_tokenizer(source: Checkpoint, rows: int) -> None:
     except (BadInput, MissingExtraError) as error:
         logger.warning("whether the tokenizer fits %d rows stays unknown: %s", rows, error)
         return
-    if rows < tokenizer.vocab_size <= source.config.vocab_size:  # else it did not fit before
+    if rows < tokenizer.vocab_size <= source.config.vocab_size:  # the tokenizer fits the source
         raise ArgumentError(
             f"--vocab-size {rows}: the tokenizer {tokenizer.name} has ids up to "
             f"{tokenizer.vocab_size - 1}: keep {tokenizer.vocab_size} rows at least"

@@ -70,7 +70,7 @@ def dequantised(
         out = np.empty((stop - start, *shape[1:]), numpy_dtype(dtype))
         flat, begin = out.reshape(-1), start * math.prod(shape[1:])
         end, step = begin + flat.size, max(1, together // unit)
-        with np.errstate(all="ignore"):  # what is not finite is counted later
+        with np.errstate(all="ignore"):  # non-finite values are counted later
             for first in range(begin // unit, -(-end // unit), step):
                 last = min(first + step, -(-end // unit))
                 low, high = max(begin, first * unit), min(end, last * unit)

@@ -28,7 +28,7 @@ ITEM_BYTES = {
     "complex128": 16,
 }
 FLOATS = ("bfloat16", "float16", "float32", "float64")  # dtypes that parameters may have
-MAX_DIMENSIONS = 32  # of numpy's arrays, before version 2
+MAX_DIMENSIONS = 32  # limit of numpy's arrays before version 2
 PIECE_BYTES = 16 << 20
 # Stock Orbax makes one chunk of every array, and compressing one takes three times its size. With
 # 32 MiB, two cores are busy with a single array, and the writer takes 200 to 400 MiB, of which
@@ -431,7 +431,7 @@ def drop_pages(array: "np.ndarray") -> None:
     if not isinstance(owner, mmap.mmap) or array.flags.writeable or not array.flags.c_contiguous:
         return
     begin = array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
-    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE  # of the pages that hold nothing else
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE  # first page that holds nothing else
     whole = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
         owner.madvise(mmap.MADV_DONTNEED, first, whole)

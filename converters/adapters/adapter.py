@@ -147,7 +147,7 @@ def read_adapter_config(path: Path) -> AdapterConfig:
     if isinstance(tokens, list):
         tokens = {"embed_tokens": tokens}
     targets, narrowing = raw.get("target_modules"), ("layers_to_transform", "exclude_modules")
-    partly = any(raw.get(key) not in (None, [], "") for key in narrowing)  # of which 0 is a layer
+    partly = any(raw.get(key) not in (None, [], "") for key in narrowing)  # 0 is a layer
     config = AdapterConfig(
         rank=take("r", _is_rank, "a positive rank", 8),
         alpha=take("lora_alpha", _is_number, "a finite number", 8),
@@ -201,7 +201,7 @@ def _are_tokens(value: Any) -> bool:
 
 
 def _wrong_pattern(pattern: str) -> str | None:
-    """What is wrong with a regular expression; also one that could take for ever to match."""
+    """Return what is wrong with a regular expression, such as a match that could take for ever."""
     if (
         len(pattern) > 1000
         or len(re.findall(r"[*+?{]", pattern)) > 4
@@ -216,12 +216,12 @@ def _wrong_pattern(pattern: str) -> str | None:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Whether a pattern fits the end of a name, as peft looks it up."""
+    """Return whether a pattern fits the end of a name, by peft's rule."""
     return re.match(rf"(.*\.)?({pattern})$", name) is not None
 
 
 def _matching(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
-    """The value of the first pattern that fits a name."""
+    """Return the value of the first pattern that fits a name, or the default."""
     return next((value for pattern, value in patterns.items() if _fits(pattern, name)), default)
 
 
@@ -231,10 +231,10 @@ class Adapter:
     or says what is not supported.
 
     Attributes:
-        file: File of its tensors.
-        weight: Factor of what it adds to the base.
-        config: Content of its adapter_config.json.
-        container: Its tensors.
+        file: Path of the file of tensors.
+        weight: Factor of the adapter's additions to the base.
+        config: Content of adapter_config.json.
+        container: Tensors of the adapter.
     """
 
     def __init__(self, folder: Path, weight: float = 1.0):

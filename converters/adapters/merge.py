@@ -226,7 +226,7 @@ class _Reading:
     def _read_factors(
         self, module: str, place: str, parameter: str, parts: Sequence[str], *, targeted: bool
     ) -> None:
-        adapted = parameter if targeted else module  # what patterns of ranks are matched with
+        adapted = parameter if targeted else module  # the name that rank patterns match
         rank, scale = self._config.rank_of(adapted), self._config.scale_of(adapted)
         scale *= self._adapter.weight
         if unclear := self._config.unclear_alphas(adapted):
@@ -271,8 +271,8 @@ class _Reading:
         self._change(parameter, Change(self._adapter, tokens=name, ids=ids))
 
     def _combined(self, parameter: str, changes: Sequence[Change]) -> Change:
-        """The one change of a parameter. A value and what is added to it belong together, and a
-        copy of the base's matrix and rows of it; everything else excludes each other."""
+        """Return the single change of a parameter. Two changes are compatible only if they are a
+        value and an addition to it, or a copy of the base's matrix and new rows of that copy."""
         values = [change for change in changes if change.value is not None]
         others = [change for change in changes if change.value is None]
         rows_of_new = values and others and others[0].tokens and not values[0].shared
@@ -287,9 +287,9 @@ class _Reading:
         config, both = self._config, (_EMBEDDING_MODULE, _HEAD_MODULE)
         modules = [n.removesuffix(".weight") for n, s in self._shapes.items() if len(s) == 2]
         named = [m for m in modules if _ends(m, config.target_modules or ())]
-        # Of what modules_to_save names, too, peft trains the whole alone.
+        # peft trains modules that modules_to_save also names as a whole, without factors.
         lacking = [m for m in named if m not in self._adapted and not self._saved(m)]
-        if config.ties:  # both are one
+        if config.ties:  # embedding and head are one matrix
             lacking = [m for m in lacking if m not in both]
         if lacking:
             self.problems.append(
@@ -509,7 +509,7 @@ def _check_range(name: str, values: np.ndarray, piece: np.ndarray, dtype: str) -
 
 
 def _replaced(change: Change, dtype: str) -> LazyTensor:
-    """What takes the place of a parameter, in the parameter's dtype."""
+    """Return the tensor that replaces a parameter, in the parameter's dtype."""
     assert change.value is not None
     tensor = change.adapter.container.tensors[change.value]
 
@@ -527,7 +527,7 @@ def _replaced(change: Change, dtype: str) -> LazyTensor:
 
 
 def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
-    """The change of rows of a parameter in place; None for a change that replaces all."""
+    """Return the in-place update of a parameter's rows, or None if the change replaces them all."""
     scale = np.dtype(wide).type(change.scale)
     if change.added is not None:
         bias = change.adapter.array(change.added, wide)
@@ -578,7 +578,7 @@ def factors(
     a, b = (change.adapter.array(name, wide) for name in (change.a, change.b))
     if change.rows:
         return np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-    if rank == 3:  # as peft lays out those of experts
+    if rank == 3:  # peft's layout of the experts' factors
         stacked = shape[0]
         b = b.reshape(shape[1], -1, stacked).transpose(2, 0, 1)
         return np.ascontiguousarray(b), a.reshape(stacked, -1, shape[2])
@@ -586,8 +586,8 @@ def factors(
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """The product of two matrices, in tiles that OpenBLAS gives to one thread each: several
-    would wait for each other, and for other workers, longer than they compute."""
+    """Multiply two matrices in tiles so small that OpenBLAS computes each with one thread: several
+    threads would wait for each other, and for other workers, longer than they compute."""
     columns = max(1, _TILE_WORK // (_TILE_ROWS * max(1, left.shape[1])))
     for i in range(0, len(left), _TILE_ROWS):
         for j in range(0, right.shape[1], columns):
@@ -602,7 +602,8 @@ def _column_factors(
     stored: LazyTensor,
     wide: str,
 ) -> np.ndarray | None:
-    """The factors of an embedding's columns in DoRA, whose norms are over all rows."""
+    """Return DoRA's factors of an embedding's columns, or None without DoRA. The norms in them are
+    over all rows."""
     change = next((c for c in changes if c.rows and c.magnitude is not None), None)
     if change is None:
         return None

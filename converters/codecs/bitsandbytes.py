@@ -77,8 +77,8 @@ def _is_scale(name: str) -> bool:
 
 
 def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
-    """A parameter in 4 bits, and the names of its parts; ValueError, a phrase that follows its
-    name, if it cannot be read."""
+    """Return a parameter stored in 4 bits, and the names of its parts; ValueError, a phrase that
+    follows the parameter's name, if it cannot be read."""
     states = {kind: f"{name}.{_STATE}{kind}" for kind in ("nf4", "fp4")}
     kinds = [kind for kind, state in states.items() if state in tensors]
     if len(kinds) != 1:
@@ -166,7 +166,7 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
 
 
 def _nested(state: dict[str, Any]) -> tuple[int, float]:
-    """The elements of a block of scales, and what is added to all of them."""
+    """Return the number of scales in a block, and the offset added to all scales."""
     block, offset = state.get("nested_blocksize"), state.get("nested_offset")
     if type(block) is not int or block not in _BLOCKS:
         raise ValueError(f"has nested_blocksize {brief(block)}, expected one of {brief(_BLOCKS)}")
@@ -178,7 +178,8 @@ def _nested(state: dict[str, Any]) -> tuple[int, float]:
 
 
 def _read_8_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
-    """The same of a parameter in 8 bits."""
+    """Return a parameter stored in 8 bits, and the names of its parts; ValueError, a phrase that
+    follows the parameter's name, if it cannot be read."""
     module = name.removesuffix("weight")
     weight, scale = tensors.get(name), tensors[f"{module}SCB"]
     if weight is None or weight.dtype != "I8" or len(weight.shape) != 2:

@@ -21,7 +21,7 @@ _REFUSED = {
     "fp8": ("FP8", (".weight_scale_inv",)),
 }
 
-_READ = ("bitsandbytes", "mlx", "gguf")  # as config.json calls them
+_READ = ("bitsandbytes", "mlx", "gguf")  # names of the methods in config.json
 
 
 def decoded(container: Container, folder: Path) -> Container:
@@ -67,7 +67,8 @@ def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
 
 
 def _stated(folder: Path) -> dict[str, Any]:
-    """What config.json says of quantisation; MLX has a key of its own for that."""
+    """Return the object in config.json that describes the quantisation, {} if there is none. MLX
+    has a key of its own for that."""
     path = folder / CONFIG_FILE
     raw = read_json(path) if path.is_file() else {}
     for key in ("quantization", "quantization_config"):

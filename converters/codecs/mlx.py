@@ -58,7 +58,8 @@ def decoded(
 
 
 def _read(tensors: Mapping[str, LazyTensor], module: str, settings: dict[str, Any]) -> LazyTensor:
-    """The weight of a module; ValueError, a phrase that follows its name, if it cannot be read."""
+    """Return the weight of a module; ValueError, a phrase that follows the module's name, if the
+    weight cannot be read."""
     own = settings.get(module)
     stated = settings | own if isinstance(own, dict) else settings
     bits, group = stated.get("bits"), stated.get("group_size")
@@ -114,7 +115,7 @@ def dequantised_groups(
     """Return the elements of whole groups, flat, in the dtype of the scales. ``weight`` is
     uint32, the numbers one behind the other; there is one scale and one bias for each group."""
     dtype = scales.dtype
-    with np.errstate(all="ignore"):  # what is not finite is counted later
+    with np.errstate(all="ignore"):  # non-finite values are counted later
         # Wide enough that to round its results gives what the dtype's own arithmetic gives.
         values = _numbers(weight.astype("<u4", copy=False), bits).reshape(-1, group)
         values *= scales.reshape(-1, 1).astype(np.float32)
@@ -124,7 +125,7 @@ def dequantised_groups(
 
 
 def _numbers(weight: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers in words of uint32, in float32."""
+    """Unpack the numbers in uint32 words to float32."""
     packed = weight.view(np.uint8)
     if bits == 8:
         return packed.astype(np.float32)
@@ -141,6 +142,6 @@ def _numbers(weight: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _numbers_of_bytes(bits: int) -> np.ndarray:
-    """The numbers of 2 or 4 bits in each byte: float32 [256, 8 / bits]."""
+    """Return the numbers of 2 or 4 bits in each byte: float32 [256, 8 / bits]."""
     numbers = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
     return numbers.astype(np.float32)

@@ -95,12 +95,12 @@ def complete_fields(
 
     if preset is not None:
         add(dataclasses.asdict(PRESETS[preset]), f"preset {preset}")
-        # Which keys attention sees, no shape says.
+        # No shape says which keys attention sees.
         known = {name: value for name, value in known.items() if name != "block_pattern"}
     add(known, "shapes")
     add(given, "given")
     heads_of_keys = fields["num_kv_heads"]
-    if "num_heads" in known and isinstance(heads_of_keys, int):  # which shapes take for one
+    if "num_heads" in known and isinstance(heads_of_keys, int):  # shapes alone suppose one
         for name, value in (
             ("num_heads", known["num_heads"] * heads_of_keys),
             ("head_dim", known.get("head_dim", 0) // max(heads_of_keys, 1)),

@@ -16,7 +16,7 @@ from griffin_eval.messages import brief
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 
-# What config.json calls a field, and transformers' default for it.
+# Names of fields in config.json, and transformers' defaults.
 _INTEGERS = {
     "vocab_size": ("vocab_size", 256_000),
     "width": ("hidden_size", 2560),
@@ -95,7 +95,7 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
         if not isinstance(fields[field], bool):
             problems.append(f"{key} must be true or false, found {brief(fields[field])}")
     ((field, (key, default)),) = _ACTIVATION.items()
-    fields[field] = raw.get(key, default)  # which the config checks
+    fields[field] = raw.get(key, default)  # GriffinConfig checks it
     # Keys that transformers computes, or knows under another name; where present, they win there.
     if raw.get("head_dim", width // heads) != width // heads or width % heads:
         fields["head_dim"] = integer("head_dim", width // heads) if "head_dim" in raw else None
@@ -129,7 +129,7 @@ def stated_fields(raw: dict[str, Any]) -> set[str]:
         "gate_blocks": ("num_attention_heads",),
         "num_kv_heads": ("num_key_value_heads",),
         "head_dim": ("head_dim", "num_attention_heads"),
-        # Of which this type of model has but one value each.
+        # Models of this type have only one value for each of these.
         **dict.fromkeys(("complex_gates", "absent_biases", "lru_constant"), ("model_type",)),
         "block_pattern": ("block_types", "_block_types"),
         "rope_base": ("rope_theta",),
@@ -182,12 +182,12 @@ def token_ids(folder: str | Path) -> dict[str, Any]:
 
 
 def _token_ids(folder: str | Path, key: str) -> tuple[int, ...] | None:
-    """The ids of a key, empty where it is null; None where no file says."""
+    """Return the token ids under a key: empty if the key is null, None if no file has it."""
     value, path = None, Path(folder) / GENERATION_FILE
     if path.is_file():
         value = read_json(path).get(key)
     if value is None:
-        path = Path(folder) / CONFIG_FILE  # which other formats do without
+        path = Path(folder) / CONFIG_FILE  # absent in other formats
         raw = read_json(path) if path.is_file() else {}
         if raw.get("model_type") == "recurrent_gemma":
             raw = TOKEN_IDS | raw

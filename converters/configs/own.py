@@ -9,9 +9,9 @@ from griffin_eval.converters.formats import Format
 from griffin_eval.errors import CheckpointError
 from griffin_eval.messages import listed
 
-MODEL_TYPE = "griffin"  # of a config.json that holds the fields of GriffinConfig themselves
-# Other keys that it may have, on which the computation of a model does not depend. Whatever else
-# there is may be a field of a later version, without which the model would be another one.
+MODEL_TYPE = "griffin"  # marks a config.json that holds the fields of GriffinConfig themselves
+# Other keys that such a config.json may have, on which the model's computation does not depend.
+# Any further key may be a field of a later version, without which the model would be another one.
 _OTHERS = {
     *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "quantization", "quantization_config"),

@@ -105,7 +105,7 @@ class Writer(ABC):
             raise ValueError(f"{name!r} was written before")
         try:
             self._write(name, *self._specs[name], chunks)
-        except BadInput:  # of the system, or of whoever makes the chunks
+        except BadInput:  # raised by the system or by the producer of the chunks
             raise
         except ValueError as error:
             raise ValueError(f"{self._where}: {name!r} {error}") from None

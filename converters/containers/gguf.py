@@ -36,11 +36,11 @@ _STRING, _ARRAY = 8, 9
 # Types of metadata of one size, as `struct` has them.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
 _SCALARS |= {10: "Q", 11: "q", 12: "d"}
-_MAX_HEADER = 100_000_000  # bytes, as of safetensors
-_MAX_DIMENSIONS = 4  # of ggml
+_MAX_HEADER = 100_000_000  # bytes, the same limit as safetensors has
+_MAX_DIMENSIONS = 4  # ggml's limit
 _ALIGNMENT = "general.alignment"
 _PARTS = "split.count"
-_TOGETHER = 1 << 16  # elements that the library, which copies them often, gets at a time
+_TOGETHER = 1 << 16  # elements passed at a time to the library, which copies them often
 
 
 def gguf() -> Any:
@@ -74,8 +74,8 @@ def open_gguf(path: str | Path) -> Container:
 
 
 def _read(file: TensorFile, header: "_Header") -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """The tensors, and the metadata as what is left out; ValueError, a phrase that follows the
-    file, if the header is damaged."""
+    """Return the tensors, and the metadata as entries that are left out; ValueError, a phrase that
+    follows the file's name, if the header is damaged."""
     metadata = header.metadata()
     parts = metadata.get(_PARTS, 1)
     if parts != 1:
@@ -195,8 +195,8 @@ class _Header:
 def _place(
     entry: _Entry, file: TensorFile, start: int, alignment: int
 ) -> tuple[int, int, LazyTensor]:
-    """The first byte of a tensor, its bytes, and the tensor; ValueError, a phrase that follows
-    its name, if the entry contradicts itself."""
+    """Return a tensor's offset and size in bytes, and the tensor; ValueError, a phrase that follows
+    the tensor's name, if the entry contradicts itself."""
     types, quants = gguf().GGMLQuantizationType, gguf().quants
     try:
         kind = types(entry.type)
@@ -224,7 +224,7 @@ def _place(
     blocks = file.tensor((size // block, nbytes), "uint8", at)
 
     def values(first: int, last: int) -> np.ndarray:
-        # As one row: the library would take rows apart and put few of them together.
+        # Pass the blocks as one row: the library would handle few rows at a time.
         return quants.dequantize(blocks.rows(first, last).reshape(1, -1), kind)[0]
 
     facts = Quantised("gguf", f"{kind.name} in blocks of {block}", 8 * nbytes / block)
@@ -235,8 +235,8 @@ def _place(
 def _offset_problems(
     places: Sequence[tuple[int, int, str]], start: int, size: int, alignment: int
 ) -> list[str]:
-    """The clauses about places of tensors, which lie one behind the other up to the end of the
-    file."""
+    """Return a clause for each tensor that is out of place: tensors must follow each other without
+    gaps up to the end of the file."""
     problems, expected, before = [], start, "the header"
     for begin, nbytes, name in places:
         gap, end = begin - expected, begin + nbytes

@@ -69,7 +69,7 @@ CONTAINERS: dict[str, ContainerKind] = {
         chunked=True,
         remote=True,
     ),
-    "gguf": ContainerKind(  # as candle writes it: canonical names, no config
+    "gguf": ContainerKind(  # candle's format: canonical names, no config
         noun="a GGUF file",
         looks_like=looks_like_gguf,
         recognises=lambda names: bool(gguf_files(names)),

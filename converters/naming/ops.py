@@ -46,7 +46,7 @@ class Op(NamedTuple):
 
 
 def _of_shape(shape: Shape) -> LazyTensor:
-    """A tensor of which only the shape matters."""
+    """Return a tensor of zeros, of which only the shape matters."""
     return filled(shape, "float32")
 
 
@@ -114,5 +114,5 @@ class Change(NamedTuple):
         if self.name == MINUS_ONE:
             wide = np.float64 if values.dtype == np.float64 else np.float32
             return (values.astype(wide) - 1).astype(values.dtype)
-        with np.errstate(over="ignore"):  # what is not finite is counted later
+        with np.errstate(over="ignore"):  # non-finite values are counted later
             return (values.astype(np.float64) * float(self.factor)).astype(values.dtype)

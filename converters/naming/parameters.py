@@ -61,7 +61,7 @@ def parameters_of(
 
 
 def _canonical(binding: Binding, stored: LazyTensor, kept: Kept) -> Sequence[LazyTensor]:
-    """The parameters in a stored tensor, with their stored values."""
+    """Return the parameters in a stored tensor, with their stored values."""
     if binding.entry is not None:
         stored = index(kept(stored), binding.entry)
     elif len(binding.canonical) > 1:

@@ -28,7 +28,7 @@ class NameRule(NamedTuple):
         foreign: Name of a tensor; ``{layer}`` stands for the number of a layer, in either name.
             "" if there is none: the parameters are zeros.
         canonical: Parameters that it holds.
-        op: Their layout in it; in a tensor that is cut, that of each in its part.
+        op: Layout of the parameters in the tensor, or of each in its part of a tensor that is cut.
         stack: Layers that one tensor holds, in the order of a first axis that it has beyond what
             ``op`` says; a slice without an end goes as far as the tensor does. None: no such
             axis.
@@ -112,7 +112,7 @@ TEMPLATES: dict[str, Shape] = {
 
 
 def _canonical(separator: str) -> tuple[NameRule, ...]:
-    """The canonical names, joined otherwise."""
+    """Return rules for the canonical names, joined by another separator than a dot."""
     return tuple(NameRule(name.replace(".", separator), (name,), SAME) for name in TEMPLATES)
 
 
@@ -189,16 +189,16 @@ def write_out(table: Sequence[NameRule], config: GriffinConfig) -> list[Binding]
 
 
 def _joined(parts: Sequence[Shape], axis: int) -> Shape:
-    """The shape of parts behind each other along an axis."""
+    """Return the shape of parts concatenated along an axis."""
     first = parts[0]
     return (*first[:axis], sum(part[axis] for part in parts), *first[axis + 1 :])
 
 
 def _parts(rule: NameRule, shape: Shape) -> list[Shape] | None:
-    """The shapes of the parameters of a tensor that is cut, in its layout.
+    """Return the shapes of a cut tensor's parts, in the tensor's layout; None if it cannot be cut.
 
-    They are of one length, but for queries before keys and values, of which there are as many as
-    the model is wide. Lengths that do not follow are 0.
+    All parts have one length along the axis, except queries beside keys and values: these have
+    as many as the model is wide.
     """
     assert rule.cut is not None
     if not rule.cut < len(shape):

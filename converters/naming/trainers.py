@@ -42,7 +42,7 @@ _OTHERS = (
 
 
 def _rule(foreign: str, canonical: str | tuple[str, ...], **facts: Any) -> NameRule:
-    """A rule; one with several canonical names cuts a tensor along its first axis."""
+    """Return a rule; one with several canonical names cuts a tensor along its first axis."""
     names = (canonical,) if isinstance(canonical, str) else canonical
     cut = 0 if len(names) > 1 else None
     fields: dict[str, Any] = {"op": SAME, "cut": cut, **facts}
@@ -50,8 +50,8 @@ def _rule(foreign: str, canonical: str | tuple[str, ...], **facts: Any) -> NameR
 
 
 def _layers(prefix: str, where: str, rows: Rows, **facts: Any) -> list[NameRule]:
-    """Rules of tensors in every layer: ``prefix`` before the keys of ``rows``, ``where`` (a
-    module of a layer) before the names of parameters, and other fields of all rules."""
+    """Return rules for tensors in every layer: ``prefix`` precedes the keys of ``rows``, ``where``
+    (a module of a layer) the names of parameters; ``facts`` are other fields of all rules."""
     rules = []
     for key, names in rows.items():
         names = (names,) if isinstance(names, str) else names
@@ -61,7 +61,7 @@ def _layers(prefix: str, where: str, rows: Rows, **facts: Any) -> list[NameRule]
 
 
 def _zeros(*names: str) -> list[NameRule]:
-    """Rules of parameters of every layer that a checkpoint does not have, and that are zeros."""
+    """Return rules for parameters of every layer that are zeros and absent from a checkpoint."""
     return [_rule("", f"model.layers.{{layer}}.{name}") for name in names]
 
 

@@ -84,7 +84,7 @@ def read_names(path: str | Path) -> Names:
         return TRAINERS[given]
     try:
         text = path.read_text(encoding="utf-8")
-        if _LONG.search(text):  # which Python does not print
+        if _LONG.search(text):  # Python refuses to print such numbers
             raise ValueError("a number of thousands of digits")
         content = tomllib.loads(text)
     except OSError as error:
@@ -102,7 +102,7 @@ def read_names(path: str | Path) -> Names:
 
 
 def _like(file: _Table, path: Path) -> Names:
-    """A table that ships with the package, with other fields of the config."""
+    """Return a table that ships with the package, with other fields of the config."""
     shipped = TRAINERS.get(file.raw["like"]) if isinstance(file.raw["like"], str) else None
     config = _config(file)
     if shipped is None:
@@ -142,7 +142,7 @@ def _names(file: _Table, path: Path) -> Names:
 
 
 def _config(file: _Table) -> dict[str, Any]:
-    """The fields of a config, each compared with those of a preset; lists as tuples."""
+    """Return the fields of the config, lists as tuples; each must be like the field of a preset."""
     config = file.take("config", lambda v: isinstance(v, dict), "a table", {})
     example = dataclasses.asdict(PRESETS["recurrentgemma-2b"])
     kinds = {tuple: (list,), float: (int, float), type(None): (int,)}  # None: a number, or absent
@@ -158,7 +158,8 @@ def _config(file: _Table) -> dict[str, Any]:
 
 
 def _rows(table: _Table) -> list[NameRule]:
-    """The rules of a [[tensor]]: one, or one for each parameter that is zeros; none if wrong."""
+    """Return the rules of a [[tensor]]: one, or one for each parameter that is zeros; none if it is
+    wrong."""
     before, names = len(table.problems), _canonical_names(table)
     if table.raw.get("op") == ABSENT:
         if EMBEDDING in names:
@@ -203,7 +204,7 @@ def _rule(table: _Table, names: Sequence[str]) -> NameRule:
 
 
 def _check(table: _Table) -> list[Check]:
-    """The check of a [[check]]; none if it is wrong."""
+    """Return the check of a [[check]] in a list, which is empty if the table is wrong."""
     before = len(table.problems)
     foreign = table.take("foreign", _is_text, "the name of a tensor") or ""
     rule, value = NameRule(foreign, (), ops.SAME), None
@@ -235,7 +236,7 @@ def _canonical_names(table: _Table) -> list[str]:
 
 
 def _op(table: _Table) -> tuple[list[str], Op]:
-    """The operations before one of ``OPS``, and that one."""
+    """Return the steps before one of ``OPS``, and that operation."""
     text = table.raw.get("op", ops.SAME.name)
     steps = [step.strip() for step in text.split(",")] if isinstance(text, str) else []
     before = [step for step in steps if step in _BEFORE]
@@ -289,12 +290,13 @@ def _is_of(op: Op, shapes: tuple[ops.Shape, ...]) -> bool:
 
 
 def _template(name: str) -> str:
-    """A canonical name with a placeholder for the number of its layer."""
+    """Return a canonical name with a placeholder for the number of its layer."""
     return re.sub(r"\.[0-9]{1,6}\.", f".{_LAYER}.", name)
 
 
 def _layers(table: _Table, key: str) -> Any:
-    """The layers under a key: a slice, or for a stack also a tuple; None if absent or wrong."""
+    """Return the layers under a key as a slice, or as a tuple (only of a stack); None if absent or
+    wrong."""
     value = table.raw.get(key)
     match = _SLICE.fullmatch(value) if isinstance(value, str) else None
     if match is not None and int(match[3] or 1):

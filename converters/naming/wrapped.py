@@ -98,7 +98,7 @@ def _without_wrappers(names: _Renaming, separator: str, notes: list[str]) -> _Re
 
 
 def _prefixes(names: Iterable[str], norms: Iterable[str]) -> list[str]:
-    """The texts in front of the name of a last norm."""
+    """Return the prefixes before the names of last norms."""
     found = [
         name.removesuffix(norm)
         for name in names

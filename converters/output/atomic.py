@@ -32,7 +32,7 @@ from griffin_eval.messages import listed
 
 _NEW, _OLD = "new", "old"
 _JOB = "job"  # a file that version 0.1 left there
-_AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # of renameat2(2)
+_AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # constants of renameat2(2)
 
 
 class SafeOutput:
@@ -195,7 +195,7 @@ class SafeOutput:
         if not exists(to, follow_links=False):
             _rename_to_new(self.path, to)
         else:
-            self._check_destination()  # what is there may have come since
+            self._check_destination()  # something may have appeared there since
             if not _renameat2(self.path, to, _EXCHANGE):
                 self._moved_old = True
                 os.rename(to, self._partial / _OLD)
@@ -352,7 +352,7 @@ def _in_folder(entry: os.DirEntry[str], name: str, *, is_step: bool) -> Iterator
         yield from _other_files(path, name, _PROCESSES)
     elif entry.name == TEMPLATES:
         yield from _other_files(path, name, re.compile(r".*\.jinja"))
-    elif entry.name == ".cache":  # of the client of the hub
+    elif entry.name == ".cache":  # written by the hub's client
         yield from (f"{name}/{each}" for each in os.listdir(path) if each != "huggingface")
     else:
         inside = set(os.listdir(path))

@@ -177,7 +177,7 @@ def check(
             continue
         try:
             sha = checkpoint.sha256(name, seen=progress)
-        except CheckpointError as error:  # of the container's checksum
+        except CheckpointError as error:  # the container's own checksum differs
             problems.append(str(error))
             continue
         if entries:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from griffin_eval.json_files import absolute_path, list_folder
 
-# What a tokenizer and generation need, in any format.
+# Files that a tokenizer and generation need, in any format.
 COMPANIONS = (
     "tokenizer.model",
     "tokenizer.json",

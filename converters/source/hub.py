@@ -90,7 +90,7 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
             f"{what} has no subfolder {within!r}: expected one of {listed(below) or 'none'}"
         )
     found: dict[str, ContainerKind] = {}
-    for copies in (False, True):  # which are taken where there is nothing else
+    for copies in (False, True):  # copies only where there is nothing else
         for folder, names in folders.items():
             recognised = (k for k in CONTAINERS.values() if k.is_copy <= copies)
             kind = next((kind for kind in recognised if kind.recognises(names)), None)
@@ -160,7 +160,7 @@ def _download(repository: str, revision: str | None, within: str, what: str) -> 
         info = hub.HfApi().model_info(repository, revision=revision)
     except (errors.RevisionNotFoundError, errors.HFValidationError):
         raise
-    except Exception as error:  # of the transport, which is another in other versions
+    except Exception as error:  # the transport's classes differ between versions
         snapshot, files = _cached(repository, revision, error)
         if not isinstance(error, errors.OfflineModeIsEnabled):
             logger.warning("%s is read from the cache: %s", what, _reason(error))
@@ -194,13 +194,14 @@ def _fetch(repository: str, revision: str | None, files: Iterable[str]) -> Path:
 
 
 def _cached(repository: str, revision: str | None, error: Exception) -> tuple[Path, list[str]]:
-    """The snapshot in the cache, and the files of its repository; raises the error without one."""
+    """Return the cached snapshot and the names of its repository's files; raise ``error``, or an
+    error caused by it, if nothing is cached."""
     import huggingface_hub as hub
     from huggingface_hub import errors
 
     try:
         snapshot = Path(
-            hub.snapshot_download(  # nothing but where it is
+            hub.snapshot_download(  # only find its folder
                 repository, revision=revision, local_files_only=True, ignore_patterns=["*"]
             )
         )
@@ -208,8 +209,8 @@ def _cached(repository: str, revision: str | None, error: Exception) -> tuple[Pa
         if isinstance(error, errors.HfHubHTTPError):
             raise error from None
         raise absent from error
-    if hasattr(hub, "get_cached_repo_tree"):  # no older client keeps it
-        with contextlib.suppress(errors.CachedRepoTreeNotFoundError):  # of what came by parts
+    if hasattr(hub, "get_cached_repo_tree"):  # older clients keep no tree
+        with contextlib.suppress(errors.CachedRepoTreeNotFoundError):  # partial download
             tree = hub.get_cached_repo_tree(repository, revision=revision)
             return snapshot, [file.path for file in tree]
     paths = (path.relative_to(snapshot) for path in snapshot.rglob("*") if path.is_file())

@@ -15,7 +15,7 @@ from griffin_eval.converters.source import kaggle
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import exists
 
-FILES = (".pt", ".pth", ".ckpt", ".gguf")  # whose names end so are checkpoints of their own
+FILES = (".pt", ".pth", ".ckpt", ".gguf")  # endings of files that are whole checkpoints
 
 
 def resolve_adapter(adapter: str, revision: str | None = None) -> Path:
@@ -130,7 +130,7 @@ def _holds_checkpoint(folder: Path) -> bool:
 
 
 def _within(folder: Path, subfolder: str | None, what: str) -> Path:
-    """The folder that was found, or a folder within it; ``what`` it is, for messages."""
+    """Return the folder, or the subfolder within it; ``what`` names the source in messages."""
     if subfolder is not None:
         within = folder / subfolder
         if not (exists(within) and within.is_dir()):

@@ -221,7 +221,7 @@ def strip_leaves(keys: Collection[Keys]) -> dict[Keys, str]:
 def subtree_problem(source: str, subtree: Keys, keys: Iterable[Keys]) -> ArgumentError:
     """Return the error of an ``item=`` that is not in the tree."""
     paths, known = list(keys), ()
-    for i in range(len(subtree)):  # as far as it can be followed
+    for i in range(len(subtree)):  # find the longest part that exists
         if any(path[: i + 1] == subtree[: i + 1] for path in paths):
             known = subtree[: i + 1]
     below = dict.fromkeys("/".join(p[: len(known) + 1]) for p in paths if p[: len(known)] == known)
@@ -307,7 +307,7 @@ def _lacks_commit(step: Path) -> bool:
 
 
 def _steps(root: Path) -> dict[Path, int]:
-    """Steps of a root, finished or not, and their numbers."""
+    """Return the folders or files of a root's steps, finished or not, and their numbers."""
     steps = {}
     for child in root.iterdir():
         number = _number(child.name)
@@ -317,13 +317,13 @@ def _steps(root: Path) -> dict[Path, int]:
 
 
 def _number(name: str) -> int | None:
-    """The step that a folder or file is named after, or None for other names."""
+    """Return the step number in the name of a folder or file, or None if the name has none."""
     match = _STEP.fullmatch(name)
     return None if match is None or _SAVING.fullmatch(name) else int(match[1])
 
 
 def _leftovers(root: Path) -> list[str]:
-    """The names of Orbax's temporary folders in a folder, sorted."""
+    """Return the names of Orbax's temporary folders in a folder, sorted."""
     return sorted(
         child.name
         for child in root.iterdir()

@@ -112,7 +112,7 @@ class _Decoder:
             return first - 0x100, at
         if first in _CONSTANTS:
             return _CONSTANTS[first], at
-        if first in _NUMBERS:  # which one does not matter, but for those of shapes
+        if first in _NUMBERS:  # values matter only in shapes, so a float may become NaN
             size = _NUMBERS[first]
             number = int.from_bytes(self._taken(at, size), "big", signed=first >= 0xD0)
             return (float("nan") if first in (0xCA, 0xCB) else number), at + size
@@ -177,7 +177,7 @@ class _Bytes(NamedTuple):
 
 
 def _entries(items: list[Any]) -> dict[str, Any]:
-    """The entries of a map, given as keys and values in turn."""
+    """Return the entries of a map from a list of alternating keys and values."""
     entries: dict[str, Any] = {}
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, str | int):

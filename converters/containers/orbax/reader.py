@@ -114,7 +114,7 @@ def _files(folder: Path, places: Sequence[str]) -> Iterable[Path]:
 
 
 def _guarded(folder: Path, name: str, array: LazyTensor) -> LazyTensor:
-    """An array, the failures of whose reads are sentences."""
+    """Return the array with reads whose failures are CheckpointErrors in sentences."""
 
     def read(region: Region) -> np.ndarray:
         try:

@@ -23,7 +23,7 @@ from griffin_eval.errors import ArgumentError, CheckpointError, MissingExtraErro
 from griffin_eval.json_files import absolute_path
 from griffin_eval.messages import DAMAGED
 
-DRIVERS = {"gs": "gcs", "s3": "s3"}  # of tensorstore, by scheme
+DRIVERS = {"gs": "gcs", "s3": "s3"}  # names of tensorstore's drivers, by URL scheme
 _FOLDERS = "GRIFFIN_EVAL_REMOTE_FOLDERS"  # in the environment, so that child processes know them
 _SMALL = (".json", ".jinja", ".model", ".txt")
 _NAMES = (TREE_METADATA, "_CHECKPOINT_METADATA", "_sharding", MANIFEST, MSGPACK, ".zarray")
@@ -188,7 +188,7 @@ def advice(*errors: BaseException) -> str:
 
 
 def _status(error: BaseException) -> str | None:
-    """The status of the HTTP answer that an error is about, with its phrase."""
+    """Return the HTTP status (code and phrase) that an error reports, or None."""
     found = re.search(r"http_response_code='(\d{3})'", str(error))
     if found is None:
         return None

@@ -41,7 +41,7 @@ from griffin_eval.json_files import files_within
 from griffin_eval.messages import listed
 
 _STREAMED = 128 << 20  # a chunk of this size is decompressed as a stream
-_HEIGHT = 16  # of a tree in OCDBT; beyond it, it is damaged
+_HEIGHT = 16  # largest height of a B-tree in OCDBT; a higher one is damaged
 
 
 class Store:
@@ -217,7 +217,8 @@ class _Chunks(NamedTuple):
 
 
 def _chunks(store: Store, name: str, array: Any, shape: Shape, chunk: Shape) -> _Chunks | None:
-    """The chunks of an array, if they are one below the other and plain enough."""
+    """Return an array's chunks if they split only the first axis, are all stored, and have a codec
+    that can be read as a stream; else None."""
     codec = stream_codec(array.spec().to_json()["metadata"])
     if codec is None or not chunk or chunk[1:] != shape[1:]:
         return None
@@ -228,8 +229,8 @@ def _chunks(store: Store, name: str, array: Any, shape: Shape, chunk: Shape) -> 
 
 
 def _streamed(tensor: LazyTensor, chunks: Callable[[], _Chunks | None]) -> LazyTensor:
-    """An array of large chunks, whose rows are read alone: from a stream for each thread, or, where
-    the chunks are no streams, from a chunk that is kept for the rows that come next."""
+    """Return an array of large chunks with reads of single rows: from a stream for each thread, or,
+    if the chunks are no streams, from the last chunk, which is kept for the next rows."""
     assert tensor.grid is not None
     kept, local = Kept(1)(tensor), threading.local()
     height, row_bytes = tensor.grid[0], tensor.nbytes // tensor.shape[0]

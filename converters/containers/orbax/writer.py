@@ -108,7 +108,7 @@ class OrbaxWriter(Writer):
 
     def _write(self, name: str, shape: Shape, dtype: str, chunks: Iterable[np.ndarray]) -> None:
         """Chunks are copied before the next one is asked for, so their memory may be used again."""
-        # What is handed on at a time is contiguous: chunks, or all that lie beside each other.
+        # Pieces must be contiguous: single chunks, or all chunks that lie beside each other.
         grid = self._chunks(name)
         if name in self._parts:
             first = next((axis for axis, count in enumerate(grid) if count > 1), 0)
@@ -162,7 +162,7 @@ class OrbaxWriter(Writer):
                 "metadata": {
                     "shape": shape,
                     "chunks": self._chunks(name),
-                    "compressor": {"id": "zstd", "level": 1},  # of Orbax
+                    "compressor": {"id": "zstd", "level": 1},  # Orbax's choice
                 },
                 "kvstore": {**self._database(), "path": f"{name.replace('/', '.')}/"},
                 "store_data_equal_to_fill_value": True,  # Orbax takes an absent chunk for damage
@@ -224,7 +224,7 @@ def _refilled(
     """Cut consecutive elements anew: a fresh array for every region of a grid, in C order.
     ValueError, a phrase, for chunks of another dtype, or too many or too few elements."""
     source = (flat for chunk in chunks for flat in flattened(chunk, _PART))
-    left = np.empty(0, dtype)  # of the present chunk
+    left = np.empty(0, dtype)  # rest of the present chunk
     for region in regions(shape, grid):
         piece = np.empty(shape_of(region), dtype)
         flat = piece.reshape(-1)
@@ -251,7 +251,7 @@ def _check(specs: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
     stored: dict[str, str] = {}
     inner = {prefix for name in specs for prefix in _prefixes(name)}
     for name in specs:
-        other = stored.setdefault(name.replace("/", "."), name)  # as Orbax joins keys
+        other = stored.setdefault(name.replace("/", "."), name)  # Orbax joins keys with dots
         if other != name:
             raise ValueError(f"Orbax stores {other!r} and {name!r} under one name")
         if name in inner:

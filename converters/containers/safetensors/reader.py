@@ -132,7 +132,7 @@ def leads_out(path: str) -> bool:
     return "\\" in path or parts.is_absolute() or ".." in parts.parts
 
 
-# What safetensors calls a dtype -> the bits of an element.
+# Bits of an element, by safetensors' name of the dtype.
 _BITS = {
     **{code: 8 * ITEM_BYTES[name] for name, code in CODES.items()},
     "F4": 4,
@@ -225,7 +225,7 @@ def _check_index(folder: Path, index: Mapping[str, str], tensors: Iterable[_Entr
 
 
 def _read_header(file: TensorFile) -> tuple[list[_Entry], list[str]]:
-    """The tensors of a file, and everything that is wrong with its header."""
+    """Return the entries of a file's tensors, and a clause for each fault of the header."""
     data = file.data
     if len(data) < 8:
         return [], [f"expected a header of at least 8 bytes, found a file of {len(data)}"]

@@ -111,7 +111,7 @@ def output_files(specs: Specs, max_shard_size: int) -> dict[str, str]:
 
 
 def _plan(sizes: Mapping[str, int], max_shard_size: int) -> dict[str, list[str]]:
-    """The names of the tensors of every file, split exactly as transformers splits them."""
+    """Return the names of every file's tensors, split exactly as transformers splits them."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     split = split_state_dict_into_shards_factory(
@@ -124,5 +124,5 @@ def _plan(sizes: Mapping[str, int], max_shard_size: int) -> dict[str, list[str]]
 
 
 def _alignment(size: int) -> int:
-    """The largest power of two up to 64 that divides a size; of 0, which takes no room, 64."""
+    """Return the largest power of two up to 64 that divides a size (64 for size 0)."""
     return math.gcd(size, _ALIGNMENT)

@@ -196,7 +196,7 @@ class PickleInterpreter:
         self._stack[-1].extend(items)
 
     def op_additems(self, _) -> None:
-        self._since_mark()  # of a set, which is not kept
+        self._since_mark()  # drop the items of a set, which is not kept
 
     def op_setitem(self, _) -> None:
         self._update(self._pop(2))
@@ -209,7 +209,7 @@ class PickleInterpreter:
         if not isinstance(to, dict):
             raise ValueError("it sets items of what is no dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Of other kinds, some take for ever to hash, and numbers can be made to collide.
+            # Other kinds of keys can take for ever to hash, and numbers can be made to collide.
             if not isinstance(key, str) and not (type(key) is int and abs(key) < 1 << 31):
                 raise NotAllowed(f"a dict whose key is {describe(key)}")
             to[key] = value

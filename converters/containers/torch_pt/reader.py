@@ -35,12 +35,12 @@ from griffin_eval.json_files import list_folder
 from griffin_eval.messages import DAMAGED, brief, is_unicode, listed
 
 SAVE_AGAIN = "load it where it was made and torch.save(model.state_dict(), path) again"
-ROOTS = ("model_state_dict", "state_dict", "params")  # under which trainers put the weights
+ROOTS = ("model_state_dict", "state_dict", "params")  # keys under which trainers put the weights
 # Files of a trainer's state, which lie beside weights and hold none.
 _STATES = ("optimizer.*", "scheduler.*", "scaler.*", "rng_state*.pth", "training_args.*")
 
 _ZIP, _LOCAL_HEADER = b"PK\3\4", struct.Struct("<4s22xHH")
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # what torch.save wrote before 1.6
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # start of files before torch 1.6
 _MAX_PICKLE = 10_000_000  # bytes, some 60,000 tensors; following more would take minutes
 _MAX_DEPTH = 32
 _SHARD = re.compile(r"-\d+-of-\d+\.bin")

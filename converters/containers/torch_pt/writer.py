@@ -99,8 +99,8 @@ class TorchWriter(Writer):
 
 
 def _pickled(specs: Mapping[str, tuple[tuple[int, ...], str]]) -> bytes:
-    """The pickle of a dict of tensors. It names callables of torch, which is not imported: so
-    the opcodes are written here (protocol 2), those of numbers by `pickle`."""
+    """Return the pickle of a dict of tensors. It names callables of torch, which is not imported:
+    so the opcodes (protocol 2) are written here, and only those of numbers by `pickle`."""
     items = b""
     for i, (name, (shape, dtype)) in enumerate(specs.items()):
         storage_type = f"ctorch\n{_TYPES[dtype]}\n".encode()
