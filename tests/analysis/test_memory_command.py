@@ -115,7 +115,7 @@ def test_summary():
     assert numbers["half_life_gate_0.5"] == pytest.approx({"5%": 10, "50%": 100, "95%": 190})
     assert numbers["half_life_measured"] == pytest.approx({"5%": 20, "50%": 200, "95%": 380})
     assert numbers["mean_gate"] == {"5%": 0.25, "50%": 0.25, "95%": 0.25}
-    # Of 4, 8, …, 400 tokens half are above 200; rounding may take 200 itself for more.
+    # Half of 4, 8, …, 400 tokens are above 200; rounding may put 200 itself above.
     assert numbers["share_beyond_window"] == pytest.approx(0.5, abs=0.011)
     assert "share_beyond_window" not in summary(layer, visible_keys=None)
 
@@ -152,7 +152,7 @@ TOKENS = ("--tokens", 600, "--framework")
 
 @pytest.fixture(scope="module")
 def printed(checkpoint, tmp_path_factory):
-    """What the command prints in PyTorch: JSON, and tables beside figures in a folder."""
+    """Return what the command prints with PyTorch (JSON, then tables), and the figures' folder."""
     folder = tmp_path_factory.mktemp("figures")
     facts = json.loads(run(checkpoint, "--json", *TOKENS, "torch"))
     text = run(checkpoint, "--output", folder / "new", *TOKENS, "torch")
@@ -220,7 +220,7 @@ def test_models_without_attention_or_without_recurrence(name, tmp_path):
 
 @pytest.fixture
 def endless(tmp_path):
-    """A checkpoint whose first layer never forgets."""
+    """Write a checkpoint whose first layer never forgets."""
     folder = write(tmp_path, BASE)
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.temporal_block.rg_lru.recurrent_param"

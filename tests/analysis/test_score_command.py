@@ -90,7 +90,7 @@ def test_every_token_belongs_to_one_word(text, data):
     assert len(found) == len(spans) and (np.diff(found) >= 0).all()
     for word, (start, end) in zip(found, spans, strict=True):
         first = len(text[:end]) - len(text[start:end].lstrip())
-        if text[start:end].strip():  # of its first character that is no white space
+        if text[start:end].strip():  # the word of its first visible character
             assert words[word][0] <= first < words[word][1]
 
 
@@ -215,7 +215,7 @@ def test_states_follow_the_equations(framework, checkpoint, tmp_path, monkeypatc
                         own[name][:-1][-len(last) :], last, rtol=1e-4, atol=1e-5
                     )
         assert names == set(found)
-        # What the map says the gates leave, read in other steps.
+        # The share of the state that the gates leave, read in chunks of another size.
         monkeypatch.setattr(half_lives, "CHUNK", 7)
         twin = load_runner(checkpoint, framework=framework)
         cuts = [cut for cut in (3, 6, 7, 10) if cut <= len(tokens)]
@@ -332,7 +332,7 @@ def test_token_states_of_every_kind_of_request(framework, checkpoint, tmp_path):
         assert all(np.array_equal(states[key], expected[key]) for key in states)
     lines = [json.loads(line) for line in (folder / "cleared.jsonl").read_text().splitlines()]
     assert [line["states"] is None for line in lines] == [False, True]
-    (tmp_path / "cut").mkdir()  # as a run leaves it that was cut off between the two kinds of files
+    (tmp_path / "cut").mkdir()  # a run that ended between its two files leaves this
     (folder / "whole.0.0.0.safetensors").rename(tmp_path / "cut" / "whole.0.0.0.safetensors")
     with pytest.raises(ArgumentError, match="files of an earlier run"):
         GriffinLM(**given, token_scores=str(tmp_path / "cut"), token_states=True)

@@ -25,7 +25,7 @@ from griffin_eval.crosscheck import logits
 from griffin_eval.crosscheck.logits import IMPLEMENTATIONS, Trace, compare_traces, make_probe
 from griffin_eval.errors import BadInput
 
-# Of two layers, since JAX compiles each of them.
+# Two layers only, since JAX compiles each of them.
 BASE = dataclasses.replace(
     THREE_LAYERS, block_pattern=("recurrent", "local_attention"), num_layers=2
 )
@@ -34,7 +34,7 @@ NAMES = [i.name for i in IMPLEMENTATIONS]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A checkpoint that every implementation can run, with weights that hide nothing."""
+    """Write a checkpoint that every implementation can run, with weights that hide no error."""
     folder = tmp_path_factory.mktemp("original")
     save_file(weights(BASE), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(to_huggingface(BASE)))
@@ -43,7 +43,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def only(monkeypatch):
-    """Runs some implementations only: JAX takes seconds to compile each model."""
+    """Return a function that selects the implementations: JAX takes seconds to compile a model."""
 
     def choose(*names):
         chosen = tuple(i for i in IMPLEMENTATIONS if i.name in names)
@@ -57,15 +57,15 @@ def invoke(*arguments):
 
 
 def rows(output: str, table: int = 0) -> dict[str, list[str]]:
-    """pair -> largest logit difference, first place, largest difference there; of the second table
-    layer -> largest difference, the same over the largest value."""
+    """Return a table's rows by their first cell. Table 0: pair -> largest logit difference, first
+    place, largest difference there; table 1: layer -> largest difference, also relative."""
     lines = [line for line in output.split("└")[table].splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     return {pair: rest for pair, *rest in cells}
 
 
 def change(source, destination, name, factor=1.05):
-    """A copy with one tensor changed a little."""
+    """Write a copy with one tensor changed a little."""
     shutil.copytree(source, destination)
     tensors = load_file(destination / "model.safetensors")
     tensors[name] = tensors[name] * np.float32(factor)
@@ -90,7 +90,7 @@ def check_agreement(done, names):
     ]
     for pair, (difference, first, largest) in found.items():
         assert (first, largest) == ("none", ""), pair
-        # Of logits up to 30. Rounding is there: the implementations are different programs.
+        # Logits reach 30. Some rounding must show: the implementations are different programs.
         assert (
             float(difference) == 0 if pair.startswith("A - B") else 0 < float(difference) < 1e-3
         ), pair
@@ -132,7 +132,7 @@ def test_a_config_that_transformers_reads_otherwise_is_noticed(original, only, m
     """One checkpoint alone: transformers reads the folder itself."""
     only("torch", "transformers")
     assert invoke(original).exit_code == 0
-    # As if this project read the window wrongly.
+    # Let this project read the window wrongly.
     read = huggingface.to_griffin_config
 
     def misread(raw, *, source):

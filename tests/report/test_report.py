@@ -48,7 +48,7 @@ BOOKS = {"entries": [5, 10, 20], "samples": 3, "queries": 2}
 
 
 def evaluate(folder: Path, checkpoint: Path, **arguments) -> Path:
-    """What lm_eval --output_path --log_samples leaves in a folder."""
+    """Write to a folder what lm_eval --output_path --log_samples writes there."""
     lm = GriffinLM(str(checkpoint), device="cpu", batch_size=16, **arguments)
     manager = TaskManager(
         include_path=str(Path(griffin_eval.tasks.__file__).parent),
@@ -61,7 +61,7 @@ def evaluate(folder: Path, checkpoint: Path, **arguments) -> Path:
         results = simple_evaluate(
             lm, tasks=TASKS, limit=12, task_manager=manager, bootstrap_iters=100, log_samples=True
         )
-    # As lm_eval's command line does: simple_evaluate itself does not know these of an object.
+    # lm_eval's command line adds these; simple_evaluate cannot read them from a model object.
     results["config"] |= {"model": "griffin", "model_args": {"pretrained": str(checkpoint)}}
     results["config"]["model_args"] |= arguments
     samples = results.pop("samples")
@@ -272,7 +272,7 @@ FIELDS += ("target",)
 
 
 def write_run(folder, name="a", results=None, samples=None, config=None, **content):
-    """A file of results, and its samples; gives the file.
+    """Write a file of results and its samples; return the path of the results.
 
     A sample is the value of the metric m, or values by metric and other fields of the sample.
     """
@@ -518,7 +518,7 @@ def test_texts_of_other_sizes_are_other_items(tmp_path):
 
 
 def pair(tmp_path, old, new, higher=True, metrics=("m",)):
-    """The two runs, of samples by task."""
+    """Write two runs from their samples by task."""
     better = {task: dict.fromkeys(metrics, higher) for task in old}
     results = {task: {"m,none": 0.5} for task in old}
     return [
@@ -530,7 +530,7 @@ def pair(tmp_path, old, new, higher=True, metrics=("m",)):
 @settings(max_examples=examples(30))
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_rejects_step_by_step(p):
-    """What is below a level after the correction is what Holm's procedure rejects at it."""
+    """Corrected p-values below a level are those that Holm's procedure rejects at that level."""
     for level in (0.01, 0.05, 0.3):
         rejected = set()
         for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
@@ -675,7 +675,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path):
 
 
 def answers_of(logprob, greedy, text, rolling):
-    """Samples with one request of each kind."""
+    """Return samples with one request of each kind."""
     score = [str(logprob), str(greedy)]
     choice = {"gen_args_0": {"arg_0": "A prompt", "arg_1": " yes"}}
     return {

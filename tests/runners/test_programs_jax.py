@@ -63,13 +63,13 @@ def few_answers_of_nothing_kept():
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A folder with the programs of the small model, and what that answered."""
+    """Return a folder with the small model's compiled programs, and the model's answers."""
     folder = tmp_path_factory.mktemp("programs")
     return folder, few_answers(runner(folder))
 
 
 def answers(subject):
-    """Of every function that is compiled."""
+    """Return the results of every function that is compiled."""
     found = scores(subject, SEQUENCES, Limits(16, 2), softmax_dtype="float64")
     ids = continuations(subject, [Prompt(PROMPT, 70)], Limits(16, 2))
     return [*(result.logprobs for result in found), np.array(ids)]
@@ -241,7 +241,7 @@ def test_others_may_write_nothing_that_is_kept_whatever_the_umask(tmp_path):
 
 
 def poison(folder):
-    """Puts pickles that fail the test when they are read in the place of the executables."""
+    """Replace the executables by pickles that fail the test when they are read."""
     for file in folder.iterdir():
         file.write_bytes(pickle.dumps(Poison()))
 

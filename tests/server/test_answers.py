@@ -32,8 +32,8 @@ def read(logprobs):
 
 
 def told(tokenizer, ids, stop, asked, top=None):
-    """The text and log-probabilities of all parts, which are asked for after some of the tokens;
-    and the completion when it has ended."""
+    """Return all parts of an answer (text and log-probabilities), which are read after the tokens
+    that ``asked`` selects, and the completion when it has ended."""
     answer = Answer(tokenizer, stop, lambda: None, in_parts=True)
     ids = [token % tokenizer.vocab_size for token in ids]
     prompt = np.array(tokenizer.encode("a b"))

@@ -61,7 +61,7 @@ def ask(model):
 
 
 def refused(answer):
-    """The error of an answer, which has the API's form."""
+    """Return the error of an answer, after a check that it has the API's form."""
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert 400 <= answer.status_code < 500 and error["code"] == answer.status_code
@@ -291,7 +291,7 @@ def test_a_model_whose_state_grows_needs_a_length():
 
 
 def streamed(answer):
-    """The text of a stream of one answer, and how it ended."""
+    """Return the text of a stream with one answer, and its finish reason."""
     *events, last, nothing = answer.text.split("\n\n")
     assert last == "data: [DONE]" and nothing == ""
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]

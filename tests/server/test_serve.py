@@ -89,7 +89,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A chat template, and a state of a book."""
+    """Write a chat template and the state of a book to a folder."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "template.jinja").write_text(TEMPLATE)
     package.Evaluator(MODEL, framework="torch", device="cpu").read(BOOK).save(folder / "book.state")
@@ -223,7 +223,7 @@ def test_a_saved_state_is_a_model_of_its_own(client, server, evaluator, state):
         model="bytes:book", prompt="\nIsaac Li:", max_tokens=11, temperature=0
     )
     assert answer.choices[0].text == expected.text == " 6247546817"
-    # What the client sent is what it is told of, and its first token has a number, too.
+    # Echoed tokens are only those that the client sent; the first has a log-probability, too.
     ids = server.get("/tokenize", {"model": "bytes:book", "prompt": "\nIsaac Li:"})[1]["tokens"]
     [score] = behind.score(["\nIsaac Li:"])
     for prompt in ("\nIsaac Li:", ids):
@@ -536,12 +536,12 @@ def test_a_client_that_goes_away_before_its_body_has_come():
 
 
 def test_states_are_found_on_disk(tmp_path, evaluator):
-    """A second server does not read what the first one has."""
+    """A second server does not read what the first one has read."""
     book = "".join(f"{n}. {BOOK}" for n in range(12))
     prompts = [f"{book}\n{name}:" for name in ("Isaac Li", "Connie Mason", "Judith Hoffman")]
     expected = [each.text for each in evaluator.generate(prompts, max_new_tokens=11)]
     options = ("--state-cache", tmp_path, "--state-cache-size", "1GB", "--dtype", "float32")
-    scored = []  # what a client is told of a prompt's tokens, by server
+    scored = []  # echoed prompt tokens with log-probabilities, by server
     for kept in (0, len(book) - 32):
         server = Server("--framework", "torch", *options)
         try:

@@ -25,12 +25,12 @@ def source(checkpoint, tmp_path_factory):
 
 
 def known() -> dict[str, str]:
-    """What a question asks for, by what the text says."""
+    """Return what the text says, by what the question asks."""
     return {asked: said for kind in association.KINDS for said, asked in kind.facts}
 
 
 def look_up(prompt: str) -> str:
-    """The answer of a model that reads everything and knows all facts."""
+    """Answer as a model that reads everything and knows all facts."""
     question = prompt.splitlines()[-2]
     (said,) = [said for asked, said in known().items() if re.search(rf"\b{asked}\b", question)]
     (name,) = re.findall(rf"^(\w+) .*{re.escape(said)}\.$", prompt, re.M)

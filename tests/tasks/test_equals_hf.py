@@ -37,7 +37,7 @@ QUICKLY = ("griffin_longctx", "griffin_extrapolation", "griffin_phonebook_rank",
 
 @pytest.fixture(scope="module")
 def symbols(tmp_path_factory):
-    """A checkpoint whose tokens are the symbols of the synthetic tasks."""
+    """Write a checkpoint whose tokens are the symbols of the synthetic tasks."""
     folder = tmp_path_factory.mktemp("symbols")
     write_symbol_checkpoint(folder)
     return folder

@@ -18,7 +18,7 @@ FOLDER = Path(griffin_eval.tasks.__file__).parent / "long_text"
 PYTHON = "\n\n".join(topics[name] for name in sorted(topics))
 TASK = "griffin_extrapolation"
 PLAIN = {"nats_difference@2", "nats_difference@4", "reset_train@2", "reset_train@4"}
-WINDOW = {"reset_window@2", "reset_window@4"}  # of 128 tokens, which 1 times 100 has not
+WINDOW = {"reset_window@2", "reset_window@4"}  # at 1 times 100, a window of 128 resets nothing
 MEMORIES = {f"no_{memory}@{n}" for memory in ("recurrent", "attention") for n in (1, 2, 4)}
 
 
@@ -88,11 +88,11 @@ def test_the_window_is_the_checkpoints_unless_it_is_named(metadata):
     assert "reset_window@1" in extrapolation.differences(
         dict.fromkeys(named[0]["label"], 0.0), named[0]
     )
-    assert "window" not in rows(**metadata, window=400)[0]["label"]  # as long as the longest
+    assert "window" not in rows(**metadata, window=400)[0]["label"]  # the longest text has 400
 
 
 def test_no_family_no_window_and_no_memories(metadata, tmp_path, checkpoint, monkeypatch):
-    """As for a model of another kind, of which only the tokenizer is known."""
+    """A model of another kind, of which only the tokenizer is known, has no such labels."""
     monkeypatch.delitem(sys.modules, "griffin_eval.lm.model")
     other = tmp_path / "other"
     other.mkdir()

@@ -233,7 +233,7 @@ def test_a_document_is_read_and_tokenised_once(checkpoint, tmp_path):
 
 @pytest.fixture(scope="module")
 def million(checkpoint):
-    """A million tokens of text."""
+    """Return a text of a million tokens."""
     text = "\n\n".join(text for _, text in documents.python_texts()) * 2
     spans = load_tokenizer(checkpoint).spans(text)
     return text[: int(spans[MILLION, 0])]

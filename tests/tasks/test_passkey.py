@@ -44,7 +44,7 @@ def rows(source, **arguments):
 
 
 def look_up(prompt: str) -> str:
-    """What a model that reads everything would answer."""
+    """Answer as a model that reads everything."""
     if "pass key" in prompt.splitlines()[-1]:
         (number,) = re.findall(
             r"^The pass key is (\d+)\. Remember it\. \1 is the pass", prompt, re.M
@@ -140,7 +140,7 @@ def test_lengths_and_depths_take_turns(source):
 def test_prompts_of_a_sample_share_all_before_the_first_needle(checkpoint, source):
     found = rows(source, lengths=[1000, 2000], depths=DEPTHS, samples=1)
     prompts = encode_all(load_tokenizer(checkpoint), [row["prompt"] for row in found])
-    # Of 2000: the deepest whole, of the others what is behind the needle. Of 1000 only that.
+    # One prompt of 2000 tokens (the deepest) is read whole, all others from the needle on.
     shares = sum(1 - depth / 100 for depth in DEPTHS)
     expected = 2000 + 2000 * shares + 1000 * shares
     needles = 10 * 60
@@ -236,6 +236,6 @@ def test_frequent_words_of_ruler(checkpoint, tmp_path, monkeypatch):
         text = "\n".join(kept).replace("!function ", "!function lm_eval.tasks.ruler.")
         (tmp_path / f"{name}.yaml").write_text(text)
     module = importlib.import_module("lm_eval.tasks.ruler.fwe_utils")
-    few = functools.partial(module.sys_kwext, num_samples=2)  # of 500, which take a while to draw
+    few = functools.partial(module.sys_kwext, num_samples=2)  # drawing 500 samples takes long
     monkeypatch.setattr(module, "sys_kwext", few)
     run_ruler("ruler_fwe", tmp_path, checkpoint)

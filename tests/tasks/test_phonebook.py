@@ -37,12 +37,12 @@ def rows(kind="", **metadata):
 
 
 def entries(prompt):
-    """Names and numbers of the book of a prompt."""
+    """Return the names and numbers in a prompt's book."""
     return [tuple(line.split(": ")) for line in prompt.split("\n\n")[0].split("\n")]
 
 
 def look_up(prompt):
-    """The number asked for; nothing for a name that is not in the book."""
+    """Return the number asked for, or "" if the name is not in the book."""
     return dict(entries(prompt)).get(prompt.rsplit("\n", 1)[-1].removesuffix(":"), "")
 
 
@@ -68,7 +68,7 @@ class Model(LM):
 
 
 def run(lm, task=TASK, metadata=None, **arguments):
-    """The results of lm_eval, and the metrics of the task without lm_eval's endings."""
+    """Return lm_eval's results, and the task's metrics without lm_eval's endings."""
     tasks = TaskManager(include_path=FOLDER, include_defaults=False, metadata=metadata)
     results = simple_evaluate(lm, tasks=[task], task_manager=tasks, bootstrap_iters=2, **arguments)
     assert results is not None
@@ -76,7 +76,7 @@ def run(lm, task=TASK, metadata=None, **arguments):
     return results, {key: v for key, v in values.items() if "_stderr" not in key}
 
 
-# What is asked
+# Questions
 
 
 @settings(max_examples=examples(20))
@@ -95,7 +95,7 @@ def test_every_question_has_one_answer(length, queries, samples, seed):
         assert len(set(pair)) == 2 and set(pair) <= set(lines)
         assert question == f"{row['name']}:"  # no space after it
         assert lines[row["position"]] == f"{row['name']}: {row['answer']}"
-        assert row["prompt"].count(row["answer"]) == 1  # which is no example
+        assert row["prompt"].count(row["answer"]) == 1  # not among the examples
         assert look_up(row["prompt"]) == row["answer"]
         names, numbers = zip(*entries(row["prompt"]), strict=True)
         assert len(set(names)) == len(set(numbers)) == length
@@ -108,7 +108,7 @@ def test_depths_are_balanced(length, queries, seed):
     asked = rows(entries=length, queries=queries, samples=30, seed=seed)
 
     def depths(some):
-        """The place of each among the entries that are no examples, from 0 to 1."""
+        """Return each row's position among the entries that are no examples, from 0 to 1."""
         found = []
         for row in some:
             book, examples, _ = row["prompt"].split("\n\n")
@@ -116,12 +116,12 @@ def test_depths_are_balanced(length, queries, seed):
             found.append(lines.index(f"{row['name']}: {row['answer']}") / len(lines))
         return np.sort(found)
 
-    def discrepancy(some):  # of the distribution from the even one
+    def discrepancy(some):  # largest distance from the uniform distribution
         return np.abs(some - (np.arange(len(some)) + 0.5) / len(some)).max()
 
     step = 1 / (length - 2)
     first = [row for row in asked if row["query"] == 0]
-    assert discrepancy(depths(first)) < 0.1 + step  # what --limit leaves
+    assert discrepancy(depths(first)) < 0.1 + step  # these are the rows that --limit leaves
     for book in range(30):  # questions on a book are as far apart as can be
         gaps = np.diff(depths([row for row in asked if row["book"] == book]))
         assert (np.abs(gaps - 1 / queries) <= step + 1e-9).all()
@@ -219,11 +219,11 @@ def test_a_changed_book_differs_in_one_number():
         assert look_up(row["new_prompt"]) == row["new_number"]
 
 
-# As published
+# Comparison with the published code
 
 
 def test_the_published_generator_gives_the_same():
-    """The hash of what the published code (commit 1f32ac6, names 0.3.0) gave for these seeds."""
+    """The hash is of the published code's output (commit 1f32ac6, names 0.3.0) for these seeds."""
     asked = published.documents([3, 20, 200], samples=4, seed=0)
     asked.sort(key=lambda row: (row["length"], row["book"]))
     text = "\n".join(f"{row['prompt']}|{row['answer']}" for row in asked)

@@ -22,7 +22,7 @@ def rows(**metadata):
 
 
 def solve(context: str) -> str:
-    """The next data symbol, from the text alone, in either variant."""
+    """Return the next data symbol from the text alone, in either variant."""
     sequence, marker, said = context.partition("#")
     data = sequence.replace(".", "")
     return data[len(said)]

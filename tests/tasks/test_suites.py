@@ -56,7 +56,7 @@ QUESTIONS = [f"qa{number}" for number in range(1, 6)]
 
 
 def write_dataset(folder, rows, splits, configs=("default",)):
-    """A data set on disk, as `datasets.load_dataset` reads it from the hub or from here."""
+    """Write a data set that `datasets.load_dataset` can read like one from the hub."""
     folder.mkdir(parents=True)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     lines = ["---", "configs:"]
@@ -70,7 +70,7 @@ def write_dataset(folder, rows, splits, configs=("default",)):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder from which the names of the data sets lead to small ones of the same form."""
+    """Write small data sets of the real ones' form to a folder, under the real ones' names."""
     folder = tmp_path_factory.mktemp("data")
     write_dataset(folder / "RMT-team/babilong-1k-samples", BABILONG, QUESTIONS, ("4k", "8k"))
     write_dataset(folder / "recursal/longbench-v2", LONGBENCH, ["train"], LONGBENCH_SUBSETS)

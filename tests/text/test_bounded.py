@@ -23,7 +23,7 @@ from griffin_eval.server.model import ServedModel, ServerOptions
 from griffin_eval.text.bounded import bounded
 from griffin_eval.text.load import load_tokenizer
 
-ROWS = 1024  # of the checkpoint, and ids of its tokenizer
+ROWS = 1024  # rows of the checkpoint's embedding, and ids of its tokenizer
 PAD = ROWS + 1
 TEXT = "The cat sat on the mat."
 SAID = rf"uses the token '\[PAD\]' of id {PAD}, but the model's embedding has {ROWS} rows: leave"
@@ -31,7 +31,7 @@ SAID = rf"uses the token '\[PAD\]' of id {PAD}, but the model's embedding has {R
 
 @pytest.fixture(scope="module")
 def padded(checkpoint, tmp_path_factory):
-    """The checkpoint with two more tokens in its tokenizer, as fine-tuning leaves it."""
+    """Write the checkpoint with two more tokens in its tokenizer, a result of fine-tuning."""
     folder = shutil.copytree(checkpoint, tmp_path_factory.mktemp("padded") / "model")
     files = {name: json.loads((folder / name).read_text()) for name in FILES}
     tokenizer, settings = files.values()
@@ -84,7 +84,7 @@ def test_the_evaluator_refuses_texts_and_ids_that_use_it(evaluator, road):
     with pytest.raises(ArgumentError, match=f"a list of token ids {SAID}"):
         ROADS[road](evaluator, [5, PAD, 6])
     with pytest.raises(ArgumentError, match=f"token ids must be from 0 to {ROWS - 1}, found 5 to"):
-        ROADS[road](evaluator, [5, PAD + 1])  # of no token
+        ROADS[road](evaluator, [5, PAD + 1])  # no token's id
 
 
 REQUESTS = {

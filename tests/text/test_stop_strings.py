@@ -21,7 +21,7 @@ STOPS = ["", "a", "bc", "cd", "abcd", "db", "d<pad>", "pad", "<bos>c", "bc\n", "
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    """A model with a tokenizer that has tokens of several characters."""
+    """Return a model with a tokenizer that has tokens of several characters."""
     pytest.importorskip("sentencepiece")
     path = tmp_path_factory.mktemp("pieces")
     train_sentencepiece(path, user_defined_symbols=["bcd", "é"])

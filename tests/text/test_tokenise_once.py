@@ -48,7 +48,7 @@ many = settings(max_examples=examples(15))
 
 
 def byte_level(folder, pre_tokenizer):
-    """A tokenizer.json as transformers saves it, trained on text that ships with Python."""
+    """Write transformers' tokenizer.json, trained on text that ships with Python."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     trainer = tokenizers.trainers.BpeTrainer(
@@ -81,7 +81,7 @@ def unknown_pattern(folder):
 
 
 def piece_model(folder, **changes):
-    """A Gemma-like tokenizer.model unless changed."""
+    """Write a tokenizer.model like Gemma's, apart from ``changes`` to sentencepiece's options."""
     gemma = {
         "model_type": "bpe",
         "vocab_size": 900,

@@ -32,13 +32,13 @@ from griffin_eval.text.tokenizer import (
 sentencepiece = pytest.importorskip("sentencepiece")
 transformers = pytest.importorskip("transformers")
 
-# Its conversion of tokenizer.model is another one from 5.24 on.
+# From version 5.24 on, transformers converts tokenizer.model differently.
 CONVERTS_OTHERWISE = Version(transformers.__version__) >= Version("5.24")
 
 GRIFFIN, RECURRENTGEMMA = PRESETS["griffin-100m"], PRESETS["recurrentgemma-2b"]
 NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
-# What RecurrentGemma's own template does: BOS, turns, "model" for the assistant, no system role.
+# RecurrentGemma's own template: BOS, turns, "model" for the assistant, no system role.
 TEMPLATE = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' %}
     {{- raise_exception('System role not supported') }}
@@ -77,7 +77,7 @@ many = settings(max_examples=examples(60))
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
-    """A folder with only tokenizer.model and a chat template; the raw sentencepiece model."""
+    """Return a folder with only tokenizer.model and a chat template, and sentencepiece's model."""
     folder = tmp_path_factory.mktemp("gemma")
     raw = train_sentencepiece(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -86,7 +86,8 @@ def gemma(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
-    """A folder as transformers saves it: byte-level BPE that puts <bos> in front."""
+    """Return a folder that transformers saved, with byte-level BPE that puts <bos> in front, and
+    transformers' tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -372,7 +373,7 @@ def test_a_template_in_the_config(gemma, tmp_path, template):
     assert tokenizer.apply_chat_template(CHAT, add_generation_prompt=True) == "<bos>x"
 
 
-# What can go wrong
+# Errors
 
 
 def test_vocabulary_larger_than_the_models(either):
@@ -467,7 +468,7 @@ def test_what_is_no_tokenizer_is_named(gemma, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def model_file(tmp_path_factory):
-    """A tiny model in Hugging Face's format, whose vocabulary is that of the tokenizers here."""
+    """Write a tiny model in Hugging Face's format with the tokenizers' vocabulary size."""
     config = GriffinConfig(
         vocab_size=1200,
         width=8,

@@ -54,12 +54,12 @@ def faults(call: str, right: str, platforms: str = "cpu") -> int:
 @GLIBC
 def test_memory_that_was_freed_is_not_cleared_again():
     assert faults("use_one_heap()", "True") < 100
-    assert faults("None", "None") > 90  # as it is without: three mappings, of huge pages at best
+    assert faults("None", "None") > 90  # the default: three mappings, of huge pages at best
 
 
 @GLIBC
 def test_accelerators_leave_glibc_alone():
-    """There many threads compile, and arrays are not glibc's."""
+    """On accelerators many threads compile, and arrays are not glibc's."""
     assert faults("use_one_heap()", "False", platforms="cuda,cpu") > 90
 
 

@@ -40,7 +40,7 @@ def test_a_checkpoint_is_the_model_of_its_recipe_and_its_card_says_how_to_train_
 def test_a_checkpoint_scores_what_its_card_says(name):
     said = scores(name)
     card = (folder(name) / "README.md").read_text()
-    if f"Python {platform.python_version()}," not in card:  # whose text these tasks read
+    if f"Python {platform.python_version()}," not in card:  # these tasks read Python's own texts
         said = [score for score in said if not score["task"].startswith("griffin_longctx")]
     for task in {score["task"] for score in said}:
         mine = [score for score in said if score["task"] == task]
@@ -50,7 +50,7 @@ def test_a_checkpoint_scores_what_its_card_says(name):
         )
         found = points(results, task)
         for score in mine:
-            # Of a few hundred answers one may turn with the machine's rounding.
+            # One answer in a few hundred may change with the machine's rounding.
             assert found[score["metric"]] == pytest.approx(score["value"], abs=0.021), score
 
 

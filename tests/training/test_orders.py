@@ -36,7 +36,7 @@ def params_of(model: str) -> dict[str, np.ndarray]:
 
 
 def changes_of(params, gradient: float, **settings) -> dict[str, np.ndarray]:
-    """The first change of every parameter, all of whose gradients are alike."""
+    """Return the first change of every parameter if all elements of its gradient are equal."""
     optimizer = make_optimizer(optax.constant_schedule(1e-2), **settings)
     gradients = {name: np.full_like(value, gradient) for name, value in params.items()}
     with jax.numpy_dtype_promotion("standard"):
