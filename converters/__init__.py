@@ -1,1 +1,1 @@
-"""Reading and writing checkpoints: containers, and the names that parameters have in them."""
+"""Readers and writers of checkpoints: containers, and the names of parameters in them."""

@@ -45,7 +45,7 @@ class Checkpoint:
     """A checkpoint whose tensors are exactly those its config asks for, once adapters are merged.
 
     Attributes:
-        inspection: Everything that is known of it without reading tensors.
+        inspection: Facts of the checkpoint that are known without reading tensors.
         folder: Folder of its config and tokenizer: the path, or the folder of a file.
         bindings: Parameters that each tensor of the container holds.
         format: One of `griffin_eval.converters.formats`, or the user's own.
@@ -123,7 +123,7 @@ class Checkpoint:
         return merged(stored, param_specs(self.config)[name], self._changes[name])
 
     def _whole(self, name: str) -> LazyTensor:
-        """Return the same; a parameter that adapters change is computed here and now."""
+        """Return a parameter with the changes of adapters, which are computed at once."""
         tensor = self._tensor(name)
         if not self.changes(name):
             return tensor
@@ -147,7 +147,7 @@ class Checkpoint:
                 pass
 
     def changes(self, name: str) -> bool:
-        """Whether adapters change a parameter."""
+        """Return whether adapters change a parameter."""
         return name in self._changes
 
     def quantised(self, name: str) -> LazyTensor | None:
@@ -166,7 +166,8 @@ class Checkpoint:
     ) -> Iterator[np.ndarray]:
         """Yield the pieces of a parameter as it is stored, without adapters.
 
-        With ``check``, a CRC-32 that the container has of it is compared behind the last piece.
+        With ``check``, the container's CRC-32 of the tensor, if any, is compared after the last
+        piece.
 
         Raises:
             CheckpointError: a tensor is not what its checksum says; a file became shorter, or
@@ -297,8 +298,7 @@ _collected: ContextVar[list[str] | None] = ContextVar("not finite", default=None
 
 @contextlib.contextmanager
 def collect_not_finite() -> Iterator[list[str]]:
-    """Give a list to which the tensors that are loaded meanwhile are added if they hold NaN or
-    infinity, a sentence each."""
+    """Collect a sentence for each tensor loaded within the context that holds NaN or infinity."""
     found: list[str] = []
     token = _collected.set(found)
     try:

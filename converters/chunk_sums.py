@@ -1,4 +1,4 @@
-"""Checksums of the chunks of an array, so that who reads a part of it can check that part."""
+"""Checksums of the chunks of an array, with which readers of a part can check that part."""
 
 import math
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ class ChunkSummer:
         self._rows, self._sums = 0, []
 
     def update(self, piece: np.ndarray) -> None:
-        """Take the next rows."""
+        """Add the next rows to the checksums."""
         while len(piece):
             left = self._grid[0] - self._rows % self._grid[0]
             band, piece = piece[:left], piece[left:]

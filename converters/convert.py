@@ -115,7 +115,7 @@ def _sources(plan: Plan) -> list[Path]:
 
 
 def _check_remote(plan: Plan, url: str | Path, overwrite: bool) -> None:
-    """Refuse what an object store cannot do."""
+    """Refuse formats and options that an object store does not allow."""
     if not plan.output.remote:
         raise ArgumentError(
             f"{plan.target.name} cannot be written to {url}, where only Orbax can "
@@ -189,7 +189,7 @@ class _Parameter:
         self._check = plan.check
         self._folder, self._recorded = plan.source.folder, plan.recorded.get(spec.name)
         cut = plan.config.vocab_size != plan.source.config.vocab_size
-        # So that what is written hashes otherwise.
+        # If true, the output's hash is not the stored one's.
         self._changes = cut or dtype != self._stored or plan.source.changes(spec.name)
 
     def pieces(self) -> Iterator[np.ndarray]:

@@ -78,8 +78,8 @@ def describe(inspection: Inspection) -> dict[str, Any]:
 
 
 def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> dict | None:
-    """How the quantised parameters are stored, and the names of those that are not, without numbers
-    of layers."""
+    """Return how quantised parameters are stored, and the names of the other parameters, without
+    layer numbers."""
     parameters = quantised(inspection.container)
     if not parameters:
         return None
@@ -98,7 +98,7 @@ def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> di
 
 
 def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) -> dict[str, Any]:
-    """Return how the parameters would lie on so many devices, ready for JSON.
+    """Return how the parameters would be split over ``devices`` devices, ready for JSON.
 
     Bytes are those of the stored dtypes. ``whole`` are parameters that do not divide, and lie whole
     on every device; ``whole_bytes`` is their part of ``bytes_a_device``.

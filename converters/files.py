@@ -114,18 +114,18 @@ class TensorFile:
 
 
 def c_strides(shape: Shape) -> Shape:
-    """Elements from one index to the next in C order, per dimension."""
+    """Return the strides of a contiguous array in C order, in elements."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def span(shape: Shape, strides: Shape) -> int:
-    """Elements of a file from the first one of a tensor to its last."""
+    """Return the number of elements of a file from a tensor's first to its last, inclusive."""
     return 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Turn what the system says against reading a path into a sentence, CheckpointError."""
+    """Turn the system's errors about reading a path into CheckpointErrors in sentences."""
     try:
         yield
     except OSError as error:
@@ -134,7 +134,7 @@ def reading(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turn what the system says against writing to a path into a sentence, BadInput."""
+    """Turn the system's errors about writing to a path into BadInput errors in sentences."""
     try:
         yield
     except OSError as error:

@@ -63,7 +63,8 @@ def stored_head(
 
 
 def _coverage(bindings: Sequence[Binding], config: GriffinConfig, file: str) -> list[str]:
-    """Clauses about a user's table; the built-in ones cover every parameter once."""
+    """Return clauses about parameters and tensors that a user's table does not cover once. (The
+    built-in tables cover every parameter once.)"""
     given = Counter(spec.name for binding in bindings for spec in binding.canonical)
     uses = Counter((b.foreign, b.entry) for b in bindings if b.foreign)
     lacking = [name for name in param_specs(config) if name not in given]

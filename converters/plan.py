@@ -92,7 +92,7 @@ class Plan(NamedTuple):
         return part_chunks(spec.shape, self._parts(spec, self.mesh), ITEM_BYTES[dtype])
 
     def _parts(self, spec: ParamSpec, mesh: dict[str, int]) -> tuple[int, ...]:
-        """Parts along each dimension into which the devices of a mesh cut a parameter."""
+        """Return the number of parts along each dimension that a mesh cuts a parameter into."""
         axes = split_over(self.config, mesh[MODEL]).axes_in_training(spec, mesh[DATA])
         return tuple(1 if axis is None else mesh[axis] for axis in axes)
 
@@ -240,7 +240,7 @@ def _check_rules(rules: Mapping[str, str], names: Collection[str]) -> None:
 
 
 def _fits(ending: str, name: str) -> bool:
-    """Whether a parameter's name ends with the ending of a rule, counted in whole dotted names."""
+    """Return whether a parameter's name ends with a rule's ending, in whole dotted names."""
     return name == ending or (ending != "" and name.endswith(f".{ending}"))
 
 

@@ -73,15 +73,15 @@ class LazyTensor:
 
     @property
     def whole(self) -> Region:
-        """The region that is all of it."""
+        """Region of the whole tensor."""
         return tuple(slice(0, n) for n in self.shape)
 
     def numpy(self) -> "np.ndarray":
-        """Return all of it: a read-only view of a mapped file, or an array of its own."""
+        """Return the whole tensor: a read-only view of a mapped file, or a new array."""
         return self.read(self.whole) if self.view is None else self.view(False)
 
     def torch(self) -> "torch.Tensor":
-        """Return all of it as a tensor that may be written to, which never reaches the file."""
+        """Return the whole tensor in torch; writes to it never reach the file."""
         return torch_tensor(self.numpy() if self.view is None else self.view(True))
 
     def rows(self, start: int, stop: int) -> "np.ndarray":
@@ -97,7 +97,7 @@ class LazyTensor:
         return -(-rows // block) * block
 
     def pieces(self, nbytes: int = PIECE_BYTES) -> "Iterator[np.ndarray]":
-        """Yield all of it in consecutive contiguous pieces along its first axis, of about
+        """Yield the tensor in consecutive contiguous pieces of its first axis, each of about
         ``nbytes``."""
         if not self.shape:
             yield contiguous(self.read(()))
@@ -119,7 +119,7 @@ def in_memory(array: "np.ndarray") -> LazyTensor:
 
 
 def assembled(shape: Shape, dtype: str, pieces: "Iterable[np.ndarray]") -> "np.ndarray":
-    """Return an array that comes in pieces along its first axis."""
+    """Return the array that pieces along its first axis make."""
     import numpy as np
 
     out, at = np.empty(shape, numpy_dtype(dtype)), 0
@@ -130,7 +130,7 @@ def assembled(shape: Shape, dtype: str, pieces: "Iterable[np.ndarray]") -> "np.n
 
 
 def filled(shape: Shape, dtype: str, value: float = 0.0) -> LazyTensor:
-    """Return a tensor of one number."""
+    """Return a tensor with one value everywhere."""
 
     def read(region: Region) -> "np.ndarray":
         import numpy as np
@@ -375,7 +375,7 @@ def together(
 
 
 def same_bits(one: LazyTensor, other: LazyTensor) -> bool:
-    """Whether two tensors are equal in shape, dtype and every bit, read a piece at a time."""
+    """Return whether two tensors are equal in shape, dtype and every bit, by reading pieces."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     pairs = together(one.pieces(), other.pieces())
@@ -458,7 +458,7 @@ def not_finite(piece: "np.ndarray") -> int:
 
 
 def are_naturals(values: object) -> TypeGuard[list[int] | tuple[int, ...]]:
-    """Whether this is a list or tuple of integers from 0 to 2**63 - 1."""
+    """Return whether the object is a list or tuple of integers from 0 to 2**63 - 1."""
     return isinstance(values, list | tuple) and all(
         type(n) is int and 0 <= n < 1 << 63 for n in values
     )

@@ -28,7 +28,7 @@ def run_all(
         except BaseException as error:
             with lock:
                 failures.append(error)
-                failed.set()  # here, since the thread that waits may notice late
+                failed.set()  # set here, since the waiting thread may notice late
             raise
 
     futures: list[Future[None]] = []
@@ -37,7 +37,7 @@ def run_all(
             futures += (pool.submit(run, job) for job in jobs)
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            failed.set()  # also for jobs that run while this thread is interrupted
+            failed.set()  # stop the running jobs, too, if this thread is interrupted
             pool.shutdown(cancel_futures=True)
     if failures:
         raise failures[0]

@@ -36,12 +36,12 @@ class Comparison(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Bit for bit, in equal dtypes, under equal configs."""
+        """Whether configs, dtypes and all bits are equal."""
         return not self.config and not self.tensors
 
     @property
     def same_but_for_dtypes(self) -> bool:
-        """Equal configs, and values that are equal once they are cast to one of two dtypes."""
+        """Whether configs are equal, and values too once they are cast to one of two dtypes."""
         kinds = {difference.kind for difference in self.tensors}
         return not self.config and kinds <= {"dtype", "rounded"}
 

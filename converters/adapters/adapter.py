@@ -27,11 +27,11 @@ from griffin_eval.messages import brief, listed
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_PICKLE = "adapter_model.bin"  # read where the other is absent, as peft does
+ADAPTER_PICKLE = "adapter_model.bin"  # read if the safetensors file is absent, as in peft
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE)
 
 
-# How it was trained, what it was trained on, and what is only there to find its targets.
+# Keys about the training, its base, and the search for targets: they do not change the result.
 _IGNORED = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
     *("task_type", "lora_dropout", "eva_config", "megatron_core", "qalora_group_size"),
@@ -42,7 +42,7 @@ _READ = {
     *("lora_bias", "bias", "ensure_weight_tying", "modules_to_save", "trainable_token_indices"),
     *("target_modules", "target_parameters", "init_lora_weights"),
 }
-# Initial values that leave the base as it is; the others take something out of its weights.
+# Initial values that leave the base's weights alone; all others subtract something from them.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _MAX_RANK = 1 << 20
 
@@ -53,7 +53,7 @@ class AdapterConfig:
 
     Attributes:
         rank, alpha: r and α of every module that no pattern names.
-        rank_patterns, alpha_patterns: Those of others, by regular expression.
+        rank_patterns, alpha_patterns: r and α of other modules, by regular expression.
         root_of_rank: Whether α is divided by the root of the rank (rsLoRA).
         magnitudes: Whether every adapted row has a magnitude of its own (DoRA).
         bias: Whether maps that B makes have a bias (``lora_bias``).
@@ -83,19 +83,19 @@ class AdapterConfig:
         return _matching(self.rank_patterns, name, self.rank)
 
     def scale_of(self, name: str) -> float:
-        """Return the factor of B A for the same."""
+        """Return the factor of B A for a module or parameter."""
         rank = self.rank_of(name)
         divisor = math.sqrt(rank) if self.root_of_rank else rank
         return _matching(self.alpha_patterns, name, self.alpha) / divisor
 
     def unclear_alphas(self, name: str) -> list[str]:
-        """Return the patterns of α that fit the same with different values. peft takes the first
-        one, and sorts them when it saves."""
+        """Return the patterns that fit a name but have different α. peft uses the first one in the
+        file, and sorts the patterns when it saves."""
         fitting = {p: alpha for p, alpha in self.alpha_patterns.items() if _fits(p, name)}
         return list(fitting) if len(set(fitting.values())) > 1 else []
 
     def saves(self, module: str) -> bool:
-        """Whether a module was trained in full, apart from whatever it is tied to."""
+        """Return whether a module itself, not one that it is tied to, was trained in full."""
         return module.endswith(self.saved_modules)
 
 
@@ -255,13 +255,13 @@ class Adapter:
 
     @property
     def files(self) -> list[Path]:
-        """The files that it consists of."""
+        """Paths of the adapter's files."""
         return [self.folder / ADAPTER_CONFIG, self.file]
 
     @functools.cached_property
     def sha256(self) -> str:
-        """SHA-256 of its tensors' file followed by its config, in hexadecimal digits: what ``cat
-        adapter_model.safetensors adapter_config.json | sha256sum`` says."""
+        """SHA-256 of the tensors' file followed by the config, in hexadecimal digits: the output of
+        ``cat adapter_model.safetensors adapter_config.json | sha256sum``."""
         total = hashlib.sha256()
         for file in reversed(self.files):
             with reading(file), open(file, "rb") as handle:
@@ -269,7 +269,7 @@ class Adapter:
         return total.hexdigest()
 
     def record(self) -> dict[str, Any]:
-        """Return what manifests and results say of it."""
+        """Return the adapter's entry in manifests and results."""
         return {"path": str(self.folder), "weight": self.weight, "sha256": self.sha256}
 
     def array(self, name: str, dtype: str) -> np.ndarray:
@@ -288,7 +288,7 @@ def parse_adapters(texts: Sequence[str], option: str) -> list[tuple[str, float]]
     parsed = []
     for text in texts:
         place, equals, number = text.rpartition("=")
-        if not equals or os.path.isdir(os.path.expanduser(text)):  # a folder may be called so
+        if not equals or os.path.isdir(os.path.expanduser(text)):  # a folder with "=" in its name
             place, number = text, "1"
         try:
             weight = float(number)

@@ -51,14 +51,14 @@ class Change:
     """A change of one parameter by an adapter. Names are of tensors of the adapter.
 
     Attributes:
-        value: Tensor that takes the parameter's place.
-        shared: Whether that is of a matrix which the embedding and the output head share.
-        a, b: Factors of what is added, ``scale`` B A.
-        rows: Whether they are of rows of an embedding: ``scale`` (B A)ᵀ.
+        value: Tensor that replaces the parameter.
+        shared: Whether ``value`` is a matrix shared by the embedding and the output head.
+        a, b: Factors of the added product, ``scale`` B A.
+        rows: Whether the product is transposed, for rows of an embedding: ``scale`` (B A)ᵀ.
         added: Tensor that is added times ``scale``.
         scale: Factor, with the adapter's weight in it.
         magnitude: Magnitudes of the rows of a linear map, or of the columns of an embedding.
-        tokens: Tensor that takes the place of the rows ``ids``.
+        tokens: Tensor that replaces the rows ``ids``.
     """
 
     adapter: Adapter
@@ -75,7 +75,7 @@ class Change:
 
     @property
     def adds(self) -> bool:
-        """Whether it only adds something, so that it can be weighted, and others be added, too."""
+        """Whether the change is a mere sum, which can be weighted and combined with others."""
         return self.value is self.magnitude is self.tokens is None
 
 
@@ -112,8 +112,8 @@ def vocabulary_of(adapter: Adapter, config: GriffinConfig) -> int:
 
 
 class _Reading:
-    """The tensors of an adapter, each looked for under the name that a change of a parameter has;
-    what is left in the end is no part of it. ``problems`` are clauses about what is wrong."""
+    """One pass over an adapter's tensors, which are looked up by the names that changes of
+    parameters have; any tensor left over is refused. ``problems`` lists a clause for each fault."""
 
     def __init__(self, adapter: Adapter, config: GriffinConfig):
         self.problems: list[str] = []
@@ -171,7 +171,7 @@ class _Reading:
         return _PREFIX + bare in self._left
 
     def _take(self, bare: str, shape: Shape) -> str:
-        """Return the name of a tensor, once its shape is compared."""
+        """Return the full name of a tensor, note a wrong shape, and mark it as used."""
         del self._left[_PREFIX + bare]
         if (found := self._tensors[_PREFIX + bare].shape) != shape:
             self._misshapen.append(f"'{_PREFIX}{bare}' is {found}, expected {shape}")
@@ -181,13 +181,13 @@ class _Reading:
         self._found.setdefault(parameter, []).append(change)
 
     def _read_values(self, parameter: str, shape: Shape) -> None:
-        """Find what takes the place of a parameter: it, or a copy of the base's in a wrapper."""
+        """Find the tensor that replaces a parameter: its own, or a copy within a wrapper."""
         module, _, kind = parameter.rpartition(".")
         whole = parameter in (EMBEDDING, HEAD)
         places = {parameter: whole and not self._config.saves(module)}
         places |= {f"{module}.{'base_layer.' * n}{kind}": whole for n in range(1, _MAX_DEPTH)}
         places |= {f"{module}.token_adapter.base_layer.{kind}": True} if whole else {}
-        if self._has(parameter):  # peft saves other copies of what it trained in full
+        if self._has(parameter):  # peft also saves copies of modules trained in full
             for wrapper in ("modules_to_save", "original_module"):
                 self._left.pop(f"{_PREFIX}{module}.{wrapper}.{kind}", None)
         for bare, shared in places.items():
@@ -196,8 +196,8 @@ class _Reading:
                 self._change(parameter, Change(self._adapter, value=value, shared=shared))
 
     def _read_module(self, module: str) -> None:
-        """Find what the tensors of one module change."""
-        # The parameters that peft adapts as such. It wraps the first one first, so that the last
+        """Find the changes by the tensors of one module."""
+        # Parameters that peft adapts directly. It wraps the first one first, so that the last
         # one is outside.
         targeted = [
             name
@@ -283,7 +283,7 @@ class _Reading:
         return changes[0]
 
     def _expect_all(self, changes: dict[str, Change]) -> None:
-        """Check that everything which the config names is there."""
+        """Check that every module and parameter named in the config has tensors."""
         config, both = self._config, (_EMBEDDING_MODULE, _HEAD_MODULE)
         modules = [n.removesuffix(".weight") for n, s in self._shapes.items() if len(s) == 2]
         named = [m for m in modules if _ends(m, config.target_modules or ())]
@@ -309,7 +309,7 @@ class _Reading:
                 )
 
     def _saved(self, module: str) -> bool:
-        """Whether a module was trained in full, by itself or in another one."""
+        """Return whether a module was trained in full, by itself or within another one."""
         around = [module[: m.start()] for m in re.finditer(r"\.|$", module)]
         return any(map(self._config.saves, around))
 
@@ -333,12 +333,12 @@ def plan_merge(
 
     Args:
         config: Config of the base.
-        equal: Returns whether the parameter of that name in the base has the bits of what takes
-            its place.
+        equal: Returns whether a base's parameter, by name, is equal to its replacement in every
+            bit.
 
     Raises:
-        CheckpointError: an adapter does not fit the model; several that do more than to add
-            something, or one of these with a weight.
+        CheckpointError: an adapter does not fit the model, or one that does more than add is
+            weighted or combined with others.
     """
     found: dict[str, list[Change]] = {}
     vocab_size = config.vocab_size
@@ -347,7 +347,7 @@ def plan_merge(
         if own.vocab_size != config.vocab_size:
             vocab_size = own.vocab_size
         for name, change in changes_of(adapter, own).items():
-            if change.shared:  # a copy of the base's own matrix, which peft saves along
+            if change.shared:  # maybe only peft's copy of the base's matrix
                 if equal(EMBEDDING if config.tie_embeddings else name, change):
                     change = dataclasses.replace(change, value=None, shared=False)
                     if change.a is None:
@@ -375,7 +375,7 @@ def _check_alone(name: str, change: Change, adapters: int) -> None:
 
 
 def _decide_head(found: dict[str, list[Change]], config: GriffinConfig) -> GriffinConfig:
-    """Find out whether the output head is still the embedding once both are changed."""
+    """Untie the output head in the config if it differs from the embedding after all changes."""
     rows, head = found.pop(EMBEDDING, []), found.pop(HEAD, [])
     shared = [change for change in (*rows, *head) if change.shared]
     if len(shared) == 2 and not _same(shared[0], shared[1], "value"):
@@ -409,7 +409,7 @@ def _without_shared(changes: Iterable[Change]) -> list[Change]:
 
 
 def _same(one: Change, other: Change, field: str) -> bool:
-    """Whether a field of two changes names tensors of equal bits, or none."""
+    """Return whether a field of two changes names tensors with equal bits, or no tensors."""
     names = getattr(one, field), getattr(other, field)
     if None in names:
         return names == (None, None)
@@ -418,7 +418,7 @@ def _same(one: Change, other: Change, field: str) -> bool:
 
 
 def _same_changes(rows: Sequence[Change], head: Sequence[Change]) -> bool:
-    """Whether embedding and output head are changed alike, to the bit."""
+    """Return whether embedding and output head have equal changes in every bit."""
     if len(rows) != len(head):
         return False
     for one, other in zip(rows, head, strict=True):
@@ -436,18 +436,18 @@ def _same_changes(rows: Sequence[Change], head: Sequence[Change]) -> bool:
 
 _TOGETHER = 1 << 18  # elements that are changed at a time, few enough to stay in the cache
 _TILE_ROWS = 16
-_TILE_WORK = 1 << 18  # multiplications in a product, up to which OpenBLAS has no use for threads
+_TILE_WORK = 1 << 18  # multiplications up to which OpenBLAS uses a single thread
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.797e308}
 
-# Changes rows in place: their array, the number of the first one, and the numbers of the group that
-# they are of.
+# In-place change of rows: takes the rows, the index of the first one, and the slice of the group
+# of rows that they belong to.
 Step = Callable[["np.ndarray", int, slice], None]
 
 
 def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> LazyTensor:
-    """Return a parameter with the changes of adapters, whose matrices are kept as long as it is.
-    Reading it raises CheckpointError if an adapter holds NaN, or a sum does not fit into the
-    dtype."""
+    """Return a parameter with the changes of adapters, whose matrices live as long as the result.
+    Reading the result raises CheckpointError if an adapter holds NaN, or a sum does not fit into
+    the dtype."""
     dtype = stored.dtype
     value = next((change for change in changes if change.value is not None), None)
     if value is not None:
@@ -480,10 +480,10 @@ def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> La
 def _changed(
     piece: np.ndarray, start: int, spec: ParamSpec, steps: Sequence[Step], wide: str
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Rows of a piece after all steps, in a buffer that is used again.
+    """Yield slices of a piece's rows with their values after all steps, in a reused buffer.
 
-    Which rows are changed together depends on the parameter alone, and a product is computed for
-    all of them even if some are not asked for: so no bit depends on the size of pieces.
+    The groups of rows that are changed together depend on the parameter alone, and products are
+    computed for whole groups: so no bit of the result depends on the size of pieces.
     """
     group = max(1, _TOGETHER * spec.shape[0] // spec.size)
     buffer = np.empty((min(group, len(piece)), *piece.shape[1:]), wide)
@@ -493,14 +493,14 @@ def _changed(
         rows = slice(begin - start, end - start)
         values = buffer[: end - begin]
         values[...] = piece[rows]
-        with np.errstate(over="ignore", invalid="ignore"):  # said later, with the name
+        with np.errstate(over="ignore", invalid="ignore"):  # `_check_range` reports it
             for step in steps:
                 step(values, begin, slice(first, min(first + group, spec.shape[0])))
         yield rows, values
 
 
 def _check_range(name: str, values: np.ndarray, piece: np.ndarray, dtype: str) -> None:
-    """Refuses sums that a dtype cannot hold, unless the base's own values are not finite."""
+    """Refuse sums that a dtype cannot hold, unless the base's own values are not finite."""
     if not values.size:
         return
     largest = max(values.max(), -values.min())  # NaN if one of them is
@@ -572,8 +572,7 @@ def _step(change: Change, spec: ParamSpec, wide: str) -> Step | None:
 def factors(
     change: Change, rank: int, wide: str, shape: tuple[int, ...] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return both factors of what is added, such that it is their product; of stacks, a stack
-    each."""
+    """Return the two factors whose product a change adds; for a stack of matrices, stacks."""
     assert change.a is not None and change.b is not None
     a, b = (change.adapter.array(name, wide) for name in (change.a, change.b))
     if change.rows:
@@ -627,7 +626,7 @@ def _check_norms(change: Change, norms: np.ndarray) -> None:
 
 
 def holds(stored: LazyTensor, change: Change) -> bool:
-    """Whether the base's parameter has the bits of what takes its place, once that is cast."""
+    """Return whether a base's parameter equals its replacement, cast to its dtype, in every bit."""
     assert change.value is not None
     theirs = change.adapter.container.tensors[change.value]
     if theirs.shape != stored.shape:

@@ -41,7 +41,7 @@ _NF4 = (
 _FP4 = (*(0, 0.0625, 8, 12, 4, 6, 2, 3), *(-0.0, -0.0625, -8, -12, -4, -6, -2, -3))
 _STATE = "quant_state.bitsandbytes__"
 _PART = re.compile(r"(.+)\.(?:quant_state\..*|absmax|quant_map|nested_absmax|nested_quant_map)")
-_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # elements; what bitsandbytes knows
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # elements; the sizes that bitsandbytes knows
 _MAX_STATE = 10_000  # bytes
 _NESTED = "nested_absmax", "nested_quant_map"
 
@@ -193,7 +193,7 @@ def _read_8_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     if (format := f"{module}weight_format") in tensors:
         parts.append(format)
         stated = _bytes(tensors[format]) if tensors[format].nbytes < 10 else b""
-        if any(stated) or not stated:  # 0: by rows; others are tiles of some devices
+        if any(stated) or not stated:  # 0: rows; other numbers: tiles of some devices
             raise ValueError(f"has weight_format {brief(stated)}, and only rows (0) are read")
     row = weight.shape[1]
 

@@ -30,7 +30,7 @@ def decoded(container: Container, folder: Path) -> Container:
     stated = _stated(folder)
     refuse(container, stated, folder)
     tensors = container.tensors
-    if not quantised(container):  # not in blocks of GGUF
+    if not quantised(container):  # GGUF's blocks are dequantised already
         tensors = bitsandbytes.decoded(tensors)
         if tensors == container.tensors:
             tensors = mlx.decoded(tensors, stated, str(folder / CONFIG_FILE))
@@ -51,7 +51,7 @@ def quantised(container: Container) -> dict[str, Quantised]:
 
 
 def refuse(container: Container, stated: dict[str, Any], folder: Path) -> None:
-    """Raise CheckpointError for what is quantised in a way that is not read."""
+    """Raise CheckpointError for a quantisation that cannot be read."""
     method = stated.get("quant_method", _READ[0])
     kinds = [kind for key, (kind, _) in _REFUSED.items() if method == key]
     for kind, ends in _REFUSED.values():

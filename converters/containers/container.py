@@ -39,8 +39,8 @@ class Container:
         tensors: Every tensor by name, in natural order.
         layout: Layout in a few words, for people.
         files: Returns every file that the tensors are read from.
-        left_out: Whatever the container holds beside tensors, by name, each with the reason.
-        root: Name, in the container, above all names; empty if there is none.
+        left_out: Reasons why entries of the container are not among ``tensors``, by name.
+        root: Name within the container above all tensors' names; "" if there is none.
     """
 
     tensors: Mapping[str, LazyTensor]
@@ -167,7 +167,7 @@ class ContainerKind:
         compressed: Whether its files are smaller than the tensors in them.
         chunked: Whether its tensors may be cut along every dimension.
         remote: Whether it may be in an object store.
-        is_copy: Whether it is mostly a copy of what else is there, and looked for last.
+        is_copy: Whether it is usually a copy of another checkpoint in the folder; looked for last.
     """
 
     noun: str

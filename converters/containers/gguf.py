@@ -208,7 +208,7 @@ def _place(
     shape = tuple(reversed(entry.dimensions))
     if (
         math.prod(max(n, 1) for n in shape) * max(nbytes, 8) >= 1 << 63
-    ):  # also with a zero among them
+    ):  # a dimension of zero must not hide the others
         raise ValueError(f"has shape {brief(shape)}, larger than any memory")
     if entry.offset % alignment or entry.offset >= 1 << 63:
         raise ValueError(f"has the offset {entry.offset}, no multiple of {alignment}")
@@ -269,7 +269,7 @@ def one_gguf(names: list[str], where: str) -> list[str]:
 
 
 def looks_like_gguf(path: Path) -> bool:
-    """Whether this is a GGUF file, whole or not, or a folder that holds one."""
+    """Return whether a path is a GGUF file, whole or damaged, or a folder that holds one."""
     if path.is_dir():
         return bool(gguf_files(list_folder(path)))
     if not path.is_file():

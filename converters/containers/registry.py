@@ -1,4 +1,4 @@
-"""The kinds of containers there are. Another one is a module beside these, and an entry here."""
+"""The registry of containers. A new kind needs a module in this package and an entry here."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -7,7 +7,7 @@ _LAYER = "model.layers.{layer}."
 
 
 def _deepmind(separator: str, kernel: str, linear: Op) -> tuple[NameRule, ...]:
-    """DeepMind's names. Its two libraries differ in how paths are joined and in linear weights."""
+    """Return DeepMind's names. Its libraries differ in the separator and in linear weights."""
     temporal, lru, mlp = "temporal_block.", "temporal_block.rg_lru.", "mlp_block."
     rows: dict[str, tuple[Op, *tuple[str, ...]]] = {
         "temporal_pre_norm/scale": (SAME, "temporal_pre_norm.weight"),

@@ -104,7 +104,7 @@ def failed_checks(
 
 
 def _once_more(home: LazyTensor, copy: LazyTensor, change: Change | None) -> bool:
-    """Whether a tensor, once it is changed, is another one to within the rounding of both."""
+    """Return whether a tensor, after a change, equals another to within the rounding of both."""
     if home.shape != copy.shape or copy.dtype not in FLOATS:
         return False
     factor = 1.0 if change is None else abs(float(change.factor))
@@ -119,7 +119,7 @@ def _once_more(home: LazyTensor, copy: LazyTensor, change: Change | None) -> boo
 
 
 def _rounding(values: np.ndarray) -> tuple[float, float]:
-    """Twice the largest relative error of rounding to a dtype, and the smallest step in it."""
+    """Return a dtype's eps (twice the largest relative rounding error) and its smallest step."""
     import ml_dtypes
 
     facts = ml_dtypes.finfo(values.dtype)

@@ -272,7 +272,8 @@ def _change(table: _Table, steps: Sequence[str]) -> Change | None:
 
 
 def _fits(op: Op, names: Iterable[str], cut: int | None) -> bool:
-    """Whether parameters can be laid out so, and back; of a tensor that is cut, each of them."""
+    """Return whether an operation fits the parameters' shapes in both directions; in a tensor that
+    is cut, each parameter alone."""
     shapes = tuple(TEMPLATES.get(_template(name), ()) for name in names)
     if cut is not None:
         parts = [op.foreign_shape(shape) for shape in shapes if _is_of(op, (shape,))]

@@ -134,7 +134,7 @@ def _check_prefixes(
 
 
 def _without_state(names: _Renaming, notes: list[str]) -> _Renaming:
-    """Leave out what a trainer saves beside the model, as it is left out of an Orbax tree."""
+    """Drop the state that a trainer saves beside the model, as for an Orbax tree."""
     model = {
         name: old
         for name, old in names.items()

@@ -240,7 +240,7 @@ def _sync_tree(path: Path) -> None:
 
 
 def _rename_to_new(source: Path, to: Path) -> None:
-    """Rename to a name that must not exist; what exists is never replaced."""
+    """Rename a path to a name that must not exist; never replace an existing one."""
     try:
         if not _renameat2(source, to, _NO_REPLACE):
             if exists(to, follow_links=False):
@@ -297,7 +297,7 @@ _MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\n", b"GGUF")
 
 
 def is_weights_file(path: Path) -> bool:
-    """Whether a file holds weights, by the ending of its name and its first bytes."""
+    """Return whether a file holds weights, by the ending of its name and its first bytes."""
     if not path.is_file() or not _OTHER_WEIGHTS.fullmatch(path.name):
         return False
     with open(path, "rb") as file:
@@ -306,7 +306,7 @@ def is_weights_file(path: Path) -> bool:
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether weights, the metadata of Orbax or a manifest lie in a folder."""
+    """Return whether a folder contains weights, Orbax's metadata or a manifest."""
     names = os.listdir(folder)
     return looks_like_orbax(folder) or any(
         _WEIGHTS.fullmatch(name) or _OTHER_WEIGHTS.fullmatch(name) for name in names

@@ -87,5 +87,5 @@ def write_card(
 
 
 def _code(text: str) -> str:
-    """Text that ends no code and no cell of a table, and steers no terminal."""
+    """Return the text without characters that end code or a table's cell or control a terminal."""
     return printable(text).replace("`", "'").replace("|", "/").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""The proof that comes with every output: what each parameter's bytes hash to, and where from."""
+"""The manifest of every output: the hash of each parameter's bytes, and the output's source."""
 
 import dataclasses
 import hashlib
@@ -97,9 +97,9 @@ def recorded(opened: "Checkpoint | Inspection") -> dict[str, dict[str, Any]]:
 
 
 def _is_of_another(opened: "Checkpoint | Inspection", target: Format) -> bool:
-    """Whether a manifest of a format is of other weights in the folder than the opened file.
-    Where there are no others it is taken for one of this file, whatever its format: of what was
-    converted from it."""
+    """Return whether a manifest belongs to other weights in the folder than the opened file. In a
+    folder without other weights it is taken as the file's own, whatever format it states: the
+    file may have been converted from that."""
     if opened.path == opened.folder:
         return False
     kind, name = CONTAINERS[target.container], opened.path.name

@@ -47,7 +47,7 @@ def push(folder: Path, repository: str) -> str:
 
 
 def _ask(repository: str) -> tuple[dict[str, Any], list[str]]:
-    """Who is logged in, and the files of the repository."""
+    """Return the hub's facts about the user, and the names of the repository's files."""
     from huggingface_hub import HfApi, errors
 
     api = HfApi()

@@ -1,4 +1,4 @@
-"""Puts a converted checkpoint into an object store, whole or without what makes it a checkpoint."""
+"""Puts a converted checkpoint into an object store: whole, or not recognisable as a checkpoint."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -63,8 +63,8 @@ class RemoteOutput:
             raise self._refused(error) from None
 
     def _remove(self) -> None:
-        """Remove everything, as far as the store allows it: what makes it a checkpoint first,
-        and last what says that it is none."""
+        """Remove everything, as far as the store allows it: first the files that make it a
+        checkpoint, last the file that marks it as partial."""
         ranges = tensorstore().KvStore.KeyRange
         with suppress(ValueError, OSError):
             self._store.write(TREE_METADATA, None).result()

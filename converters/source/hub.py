@@ -82,7 +82,7 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
     for file in sorted(files):
         path = PurePosixPath(file)
         folders.setdefault(_path(path.parent), []).append(path.name)
-    whole = [kind for kind in CONTAINERS.values() if kind.is_folder]  # with all that is below
+    whole = [kind for kind in CONTAINERS.values() if kind.is_folder]  # with all folders below
     items = {f for f, names in folders.items() if any(kind.recognises(names) for kind in whole)}
     if within and not any(_inside(folder, within) for folder in folders):
         below = sorted(folder for folder in folders if folder)

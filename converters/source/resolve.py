@@ -120,7 +120,7 @@ def _no_such_folder(pretrained: str) -> CheckpointError:
 
 
 def _holds_checkpoint(folder: Path) -> bool:
-    """Whether a folder seems to hold a checkpoint."""
+    """Return whether a folder seems to hold a checkpoint."""
     with suppress(CheckpointError, OSError):  # it may not be looked at
         for kind in CONTAINERS.values():
             lacks_config = kind.needs_config and not (folder / CONFIG_FILE).is_file()

@@ -67,8 +67,8 @@ class Leaf(NamedTuple):
 
 
 def looks_like_orbax(path: str | Path) -> bool:
-    """Whether a folder is an item, a step or a root of steps of Orbax, or holds flax's msgpack,
-    by names and the first byte of a msgpack file."""
+    """Return whether a folder is an item, step or root of steps of Orbax, or holds flax's msgpack.
+    Only names and the first byte of a msgpack file are looked at."""
     path = Path(path)
     if path.is_file():
         return path.name.startswith(MSGPACK) and _is_msgpack(path)
@@ -198,7 +198,7 @@ def choose_root(source: str, keys: Iterable[Keys], asked: Keys = ()) -> Keys:
 
 
 def is_optimizer(keys: Keys) -> bool:
-    """Whether a leaf is of the state of an optimizer."""
+    """Return whether a leaf belongs to the state of an optimizer."""
     return any(_OPTIMIZER.fullmatch(key) for key in keys)
 
 
@@ -265,7 +265,7 @@ def _choose_item(step: Path, names: list[str], keys: Keys) -> str:
 
 
 def _latest(root: Path, steps: Mapping[Path, int]) -> list[Path]:
-    """Unfinished steps newer than the latest finished one, and that one, the last."""
+    """Return the steps from the newest one back to the latest finished one, which comes last."""
     newest = []
     for path in sorted(steps, key=lambda path: (steps[path], path.name), reverse=True):
         newest.append(path)
@@ -288,8 +288,8 @@ def _is_finished(step: Path) -> bool:
 
 
 def _lacks_commit(step: Path) -> bool:
-    """Whether a step lacks the file that marks an earlier one as finished: later steps of a run
-    have it if earlier ones do. (Old releases of Orbax wrote it in stores that cannot rename
+    """Return whether a step lacks the file that marks an earlier one as finished: later steps of a
+    run have it if earlier ones do. (Old releases of Orbax wrote it in stores that cannot rename
     folders, later ones everywhere.)"""
     number = _number(step.name)
     if number is None or os.path.isfile(step / COMMITTED):
@@ -352,7 +352,7 @@ def _items(step: Path) -> dict[str, Path]:
 
 
 def _is_item(folder: Path) -> bool:
-    """Whether a folder holds arrays that Orbax wrote, or their remains."""
+    """Return whether a folder holds arrays that Orbax wrote, or their remains."""
     if not folder.is_dir():
         return False
     if (folder / TREE_METADATA).is_file() or (folder / MANIFEST).is_file():
@@ -366,7 +366,7 @@ def _is_item(folder: Path) -> bool:
 
 
 def _is_msgpack(path: Path) -> bool:
-    """Whether a file begins as flax's do, with a map of msgpack."""
+    """Return whether a file begins with a msgpack map, as flax's files do."""
     if not path.name.startswith(MSGPACK) or not path.is_file():
         return False
     with open(path, "rb") as handle:

@@ -201,7 +201,7 @@ def _open(
 
 
 def _agree(part: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
-    """Whether the shape that one device wrote can be that of a part of an array."""
+    """Return whether the shape that one device wrote can be the shape of a part of an array."""
     return part is None or (
         len(part) == len(shape) and all(p <= max(1, n) for p, n in zip(part, shape, strict=True))
     )

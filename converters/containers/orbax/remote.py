@@ -32,7 +32,7 @@ _RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
 
 
 def is_remote(path: str | Path) -> bool:
-    """Whether a path is a URL of an object store: ``gs://`` or ``s3://``."""
+    """Return whether a path is a URL of an object store: ``gs://`` or ``s3://``."""
     return str(path).startswith(tuple(f"{scheme}://" for scheme in DRIVERS))
 
 
@@ -124,7 +124,7 @@ def inside(names: Iterable[str]) -> list[str]:
 
 
 def _parsed(url: str) -> tuple[str, str, str]:
-    """Scheme, bucket and path."""
+    """Return the scheme, bucket and path of a URL."""
     parts = urlsplit(url)
     path = parts.path.strip("/")
     if parts.query or parts.fragment or not parts.netloc or not path or ".." in path.split("/"):
@@ -182,8 +182,8 @@ def reason(error: BaseException) -> str:
 
 
 def advice(*errors: BaseException) -> str:
-    """Return what to do about something that cannot be read; nothing if a store refuses all of
-    it."""
+    """Return the advice that ends a message about data that cannot be read; "" if an object store
+    answered every request with an error."""
     return "" if all(map(_status, errors)) else f"; {DAMAGED}"
 
 

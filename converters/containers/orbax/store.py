@@ -130,7 +130,7 @@ class Store:
         return self._values.get(key)
 
     def _walk(self, file: Any, location: str, prefix: bytes, height: int) -> None:
-        """Note where the values of a node of the database, and of those below it, are."""
+        """Record the places of the values in a node of the database and in the nodes below it."""
         node = self._ts.ocdbt.dump(file, location, context=self._context).result()
         for entry in node["entries"]:
             key = prefix + bytes(entry.get("key", b""))
@@ -185,7 +185,7 @@ class Store:
 
 
 def _tensor(store: Store, name: str, array: Any) -> LazyTensor:
-    """One array; ValueError, a phrase, if it is larger than any memory, or chunks are missing."""
+    """Return one array; ValueError, a phrase, if it is larger than any memory, or lacks chunks."""
     shape = tuple(int(n) for n in array.shape)
     item = array.dtype.numpy_dtype.itemsize
     chunk = tuple(int(n) for n in array.chunk_layout.read_chunk.shape or ())
@@ -247,7 +247,7 @@ def _streamed(tensor: LazyTensor, chunks: Callable[[], _Chunks | None]) -> LazyT
         stream = getattr(local, "stream", None)
         if stream is None or stream.position > rows.start * row_bytes:
             stream = ChunkStream(found.places, found.codec, height * row_bytes)
-        local.stream = None  # unless this read succeeds
+        local.stream = None  # set again if this read succeeds
         stream.read_into(out, rows.start * row_bytes)
         local.stream = stream if rows.stop < tensor.shape[0] else None
         return out[(slice(None), *others)]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_SKIP = 1 << 24  # bytes read and forgotten at a time
+_SKIP = 1 << 24  # bytes skipped at a time
 
 
 class Codec(NamedTuple):
@@ -75,7 +75,7 @@ class ChunkStream:
         """Fill a contiguous array with the bytes from ``start``, which is not before `position`;
         ValueError or OSError if the data are damaged."""
         chunk = start // self._chunk_bytes
-        if chunk > self.position // self._chunk_bytes:  # the ones between need not be read
+        if chunk > self.position // self._chunk_bytes:  # chunks in between need not be read
             self.position, self._source = chunk * self._chunk_bytes, None
         while self.position < start:
             skipped = np.empty(min(start - self.position, _SKIP), np.uint8)

@@ -107,7 +107,7 @@ class OrbaxWriter(Writer):
         self._pending.clear()
 
     def _write(self, name: str, shape: Shape, dtype: str, chunks: Iterable[np.ndarray]) -> None:
-        """Chunks are copied before the next one is asked for, so their memory may be used again."""
+        """Write one array. Each chunk is copied before the next is taken: memory may be reused."""
         # Pieces must be contiguous: single chunks, or all chunks that lie beside each other.
         grid = self._chunks(name)
         if name in self._parts:
@@ -149,7 +149,7 @@ class OrbaxWriter(Writer):
             "custom_metadata": {},
         }
         write_file(self.folder / STEP_METADATA, json.dumps(step))
-        # The last one: without it, nobody takes the folder for a checkpoint.
+        # This file comes last: without it, the folder is no checkpoint to anybody.
         write_file(self.folder / TREE_METADATA, json.dumps(tree))
 
     def _create(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class OrbaxWriter(Writer):
         return chunk_shape(shape, ITEM_BYTES[dtype], self._chunk)
 
     def _drain(self, allowed: int) -> None:
-        """Wait until at most so many bytes are in flight."""
+        """Wait until at most ``allowed`` bytes are in flight."""
         in_flight = sum(nbytes for _, nbytes in self._pending)
         while self._pending and in_flight > allowed:
             commit, nbytes = self._pending.popleft()

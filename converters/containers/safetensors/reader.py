@@ -35,7 +35,7 @@ from griffin_eval.messages import DAMAGED, brief, listed
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Dtypes as numpy calls them, as far as it has them, and what safetensors calls them.
+# numpy's names of dtypes -> safetensors' names.
 CODES = {
     **{"bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16"},
     **{"uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64", "complex64": "C64"},
@@ -84,7 +84,7 @@ def model_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a name is that of a safetensors file."""
+    """Return whether a name is that of a safetensors file."""
     return name.endswith(".safetensors")
 
 
@@ -262,7 +262,8 @@ def _integer(digits: str) -> int:
 
 
 def _read_entry(name: str, entry: Any, file: TensorFile, start: int) -> _Entry:
-    """One tensor; ValueError, a phrase that follows its name, if the entry contradicts itself."""
+    """Return one tensor's entry; ValueError, a phrase that follows the tensor's name, if the entry
+    contradicts itself."""
     if len(name) > MAX_NAME:
         raise ValueError(f"has {len(name)} characters, more than any name")
     if not isinstance(entry, dict):

@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 class NotAllowed(Exception):
-    """A phrase: what a state dict has no need of."""
+    """A pickle contains something that no state dict needs; the message is a noun phrase."""
 
 
 class _Global(NamedTuple):

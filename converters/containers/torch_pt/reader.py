@@ -118,7 +118,7 @@ def _unpickle(file: Path, data: mmap.mmap, records: dict[str, Record]) -> Any:
             f"{file} holds {error}, which is refused, since what is more than tensors and "
             f"plain values can be code that runs; if you trust the file, {SAVE_AGAIN}"
         ) from None
-    except Exception as error:  # whatever nonsense makes an opcode fail
+    except Exception as error:  # a malformed pickle may raise any error
         raise CheckpointError(
             f"{file}: its pickle cannot be followed ({brief(str(error))}); {DAMAGED}"
         ) from None
@@ -240,7 +240,7 @@ def zip_records(file: Path, data: mmap.mmap) -> dict[str, Record]:
 
 
 def looks_like_torch(path: str | Path) -> bool:
-    """Whether this is a file of torch.save, whole or not, or a folder that holds one."""
+    """Return whether a path is a file of torch.save, whole or damaged, or a folder with one."""
     path = Path(path)
     if path.is_dir():
         return bool(_candidates(path))
