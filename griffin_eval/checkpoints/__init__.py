@@ -8,12 +8,12 @@ from griffin_eval.messages import did_you_mean
 
 
 def names() -> list[str]:
-    """Names of the checkpoints that ship."""
+    """Return the names of the checkpoints that ship."""
     return sorted(card.parent.name for card in Path(__file__).parent.glob("*/README.md"))
 
 
 def folder(name: str) -> Path:
-    """The folder of a checkpoint, for ``pretrained=``.
+    """Return the folder of a checkpoint, for ``pretrained=``.
 
     Raises:
         ArgumentError: no checkpoint has this name.
@@ -27,7 +27,7 @@ def folder(name: str) -> Path:
 
 
 def scores(name: str) -> list[dict[str, Any]]:
-    """The scores on the card of a checkpoint: ``task``, ``metadata``, ``metric`` and ``value``.
+    """Return the scores on a checkpoint's card: ``task``, ``metadata``, ``metric`` and ``value``.
 
     Raises:
         ArgumentError: no checkpoint has this name.

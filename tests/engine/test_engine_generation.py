@@ -78,7 +78,7 @@ def test_a_prompt_gets_the_same_in_any_batch(framework, asked, rows, kept, eos):
 
 
 def _alone(prompt, index, eos):
-    """What the equations give in float64, and the draws that belong to this prompt."""
+    """Return the equations' continuation in float64, with the random draws of this prompt."""
     ids, chooser = list(prompt.tokens), Chooser(prompt.sampling, 7, index)
     while len(ids) < len(prompt.tokens) + prompt.max_new_tokens:
         logits = reference_logits(BASE, weights(BASE), np.array(ids))[-1]
@@ -135,7 +135,7 @@ def test_logits_that_are_nan_are_named_and_the_rest_delivered(framework, samplin
     alone = []
 
     def damaged(state, tokens, active):
-        """A prompt that ends in 7 damages all that are in the step, and itself for good."""
+        """Damage all prompts of a step with one that ends in 7, and that one for good."""
         hidden, state = decode_step(state, tokens, active)
         if 7 in tokens[active > 0]:
             alone.append(active.sum() == 1)

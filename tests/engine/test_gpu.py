@@ -38,7 +38,7 @@ def texts():
 
 
 def write(config, folder):
-    """A checkpoint of random weights."""
+    """Return a checkpoint of random weights."""
     folder.mkdir(exist_ok=True)
     save_file(weights(config), folder / "model.safetensors")
     raw = {"model_type": "griffin", **asdict(config)}

@@ -11,11 +11,11 @@ from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.scoring import NotFinite
 from griffin_eval.engine.tree import Scorable
 
-LONG, SHORT = random_ids(60, 1), random_ids(12, 2)  # of which only one needs a second step
+LONG, SHORT = random_ids(60, 1), random_ids(12, 2)  # only the first needs a second step
 
 
 def poisoned(leaf, value):
-    """The same array with one value in all places, if it holds numbers that are not whole."""
+    """Return the array with one value in all places, if it holds floating-point numbers."""
     if "float" not in str(leaf.dtype):
         return leaf
     return leaf * 0 + value

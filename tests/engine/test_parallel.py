@@ -257,7 +257,7 @@ def test_what_does_not_fit_the_processes_is_refused(checkpoint, monkeypatch):
 
 
 def evaluate(command, checkpoint, out, limit=5, more=""):
-    """The results of lm_eval, and what it answered to each request."""
+    """Return the results of lm_eval, and its answer to each request."""
     command = [
         *command,
         *("--model", "griffin", "--model_args", f"pretrained={checkpoint},framework=torch{more}"),
@@ -270,7 +270,7 @@ def evaluate(command, checkpoint, out, limit=5, more=""):
 
 
 def read_results(out):
-    """The results in a folder, and what was answered to each request."""
+    """Return the results in a folder, and the answer to each request."""
     (file,) = out.rglob("results_*.json")
     samples = {}
     for path in out.rglob("samples_*.jsonl"):
@@ -345,7 +345,7 @@ def test_processes_answer_as_one(launcher, processes, sharing, alone, checkpoint
             if isinstance(value, float):
                 found_value = two["results"][task][metric]
                 assert found_value == pytest.approx(value, rel=1e-5, nan_ok=True)
-    # Of all replicas; lm_eval gives the second of two that evaluate its last document once more.
+    # Counts of all replicas. Of two, lm_eval lets the second evaluate its last document once more.
     both, once = (run["config"]["griffin_tokens_requested"] for run in (two, one))
     assert once <= both <= 1.5 * once
     assert two["config"]["griffin_devices"] == processes
@@ -384,7 +384,7 @@ print(json.dumps(found))
 
 
 def split_answers(checkpoint, framework, sizes, processes=1):
-    """What the first of several processes answers, which have four devices of JAX together."""
+    """Return the answer of the first of several processes that share four devices of JAX."""
     command = [sys.executable, "-c", SPLIT, str(checkpoint), framework, json.dumps(sizes)]
     flags = f"--xla_force_host_platform_device_count={4 // processes}"
     environment = os.environ | {"XLA_FLAGS": flags}

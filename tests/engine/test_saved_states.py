@@ -54,7 +54,7 @@ def texts(lm, prompts):
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory):
-    """The file of a state that a framework has saved, by the framework's name."""
+    """Return the file of a state that a framework has saved, by the framework's name."""
     folder = tmp_path_factory.mktemp("states")
 
     class Files(dict):
@@ -72,7 +72,7 @@ def states(tmp_path_factory):
     [
         ("torch", "torch"),
         ci("jax", "torch"),
-        slow("torch", "jax"),  # as test_the_stock_commands, which .ci/run has
+        slow("torch", "jax"),  # test_the_stock_commands has it in .ci/run
         slow("jax", "jax"),
     ],
 )

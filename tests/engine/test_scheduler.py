@@ -154,7 +154,7 @@ def test_other_threads_and_the_end():
         thread.start()
     for thread in threads:
         thread.join()
-    scheduler.close()  # which answers what is there
+    scheduler.close()  # answers the requests that are left
     expected = continuations(small_runner("torch"), [Prompt(one, 4) for one, _ in answers])
     assert [answer.ids for _, answer in answers] == expected
     with pytest.raises(RuntimeError, match="ended"):
@@ -320,7 +320,7 @@ WORKER = Path(__file__).parent.parent / "support" / "scheduler_worker.py"
 
 
 def answers_on(framework, devices):
-    """What a scheduler answers in a process of its own, on processors in the place of devices."""
+    """Return the answers of a scheduler in another process, on processors instead of devices."""
     done = subprocess.run(
         [sys.executable, WORKER, folder("bytes_griffin"), framework, str(devices)],
         capture_output=True,

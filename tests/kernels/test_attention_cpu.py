@@ -36,13 +36,13 @@ class Problem:
     size: int = 8
     key_heads: int = 1
     newest: tuple[int, ...] = (5, 0, 2)  # slots of the rows' own keys in rings
-    spare_slots: int = 2  # of a ring that is longer than a query sees back
+    spare_slots: int = 2  # slots of a ring beyond those that a query sees
     scale: float = 1.0
     seed: int = 0
 
     def __post_init__(self):
         rng = np.random.default_rng(self.seed)
-        # What was read of each document before; 0 is one that starts here.
+        # Tokens that were read of each document before; 0 for one that starts here.
         read = rng.integers(0, 2 * self.past + 1, len(self.lengths))
         self.max_age = [n + np.arange(length) for n, length in zip(read, self.lengths, strict=True)]
         for age in self.max_age:
@@ -116,7 +116,7 @@ class Problem:
 
 
 def split_layout(layout, convert):
-    """The numbers of a layout, and its arrays converted."""
+    """Return a layout with its arrays converted and its numbers as they are."""
     arrays = {name: x for name, x in layout.items() if not isinstance(x, int)}
     return (
         {name: x for name, x in layout.items() if name not in arrays},
@@ -133,7 +133,7 @@ def query_blocks(layouts, lengths, tokens):
 
 
 def attention(framework, problem, kind, impl="cpu", dtype=np.float32):
-    """What each segment's queries get by `local_attention`, and the whole of it."""
+    """Return the output of `local_attention` for each segment's queries, and the whole output."""
     layouts, array = FRAMEWORKS[framework]
     (*floats, max_age), layout, where = getattr(problem, kind)()
 
@@ -163,7 +163,7 @@ def attention(framework, problem, kind, impl="cpu", dtype=np.float32):
 def check(framework, problem, kind, impl="cpu"):
     found, _ = attention(framework, problem, kind, impl)
     arrays, layout, where = getattr(problem, kind)()
-    right = api.local_attention(*arrays, **layout)  # of numpy: the reference
+    right = api.local_attention(*arrays, **layout)  # the reference, since the arrays are numpy's
     for mine, (row, at) in zip(found, where, strict=True):
         np.testing.assert_allclose(mine, right[row][at], rtol=0, atol=3e-6 * problem.scale)
 

@@ -68,7 +68,7 @@ def test_numbers_are_those_of_attention_written_out(length, past, key_heads, dty
 
 
 def as_on_a_tpu(monkeypatch, attention):
-    """Makes models call this attention; counts the calls."""
+    """Make models call this attention; count the calls."""
     calls = []
 
     def counted(*arrays):
@@ -107,7 +107,7 @@ def test_models_read_rows_and_single_segments_with_it(monkeypatch):
     def read(count):
         def rows(params, tokens, state, resets):
             hidden, after = nnx.merge(graph, params).step(tokens, lengths, state, resets)
-            read = jnp.arange(tokens.shape[1])[None] < lengths[:, None]  # else it means nothing
+            read = jnp.arange(tokens.shape[1])[None] < lengths[:, None]  # the rest is padding
             return jnp.where(read[:, :, None], hidden, 0.0), after
 
         def segment(params, tokens, state):

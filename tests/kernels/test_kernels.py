@@ -70,7 +70,7 @@ def fast_subjects(*chosen):
 
 @pytest.fixture(autouse=True)
 def kernels_are_built():
-    """The kernels are built wherever the tests run; a fallback would leave them untested."""
+    """Check that the kernels are built here; with the fallback they would stay untested."""
     assert cpu_torch.unsupported(torch.zeros(1, 1, 1), None, None) is None
     assert cpu_jax.unsupported(jnp.zeros((1, 1, 1)), None, None) is None
 
@@ -204,7 +204,7 @@ ON_A_TPU = [
     ("rglru", {"batch": 1, "time": 3}, 640, 5),
     ("rglru", {"batch": 3, "time": 9, "lengths": [9, 0, 4]}, 1200, 2),
 ]
-# Of h, by its dtype's rounding; of states; of gradients.
+# Tolerances of h, by its dtype's rounding, of states, and of gradients.
 TPU_TOLERANCES = {"float32": (1e-6, 1e-6, 3e-6), "bfloat16": (4e-3, 1e-6, 1.2e-2)}
 
 

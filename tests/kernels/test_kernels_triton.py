@@ -107,7 +107,7 @@ def test_slow_decays_are_exact_and_their_gradients_bounded(device):
     zeros = torch.zeros(1, 33, 33), torch.zeros(1, 33)
     log_a = -8 * torch.nn.functional.softplus(slopes) * 0.5
     y = -torch.expm1(2 * log_a)
-    slope = y.detach().clamp(min=1e-6 / 4).mul(4).rsqrt()  # of sqrt
+    slope = y.detach().clamp(min=1e-6 / 4).mul(4).rsqrt()  # slope of the square root
     multiplier = y.detach().sqrt() + slope * (y - y.detach())
     wanted = multiplier * 0.5 * x
     wanted_gradients = torch.autograd.grad(wanted.sum(), (slopes, x))
@@ -175,7 +175,7 @@ def function(kernel):
 
 
 def launches(monkeypatch, op, dtype, chunks):
-    """What is launched forward and backward, of a width and a batch as in RecurrentGemma 2B."""
+    """Return the launches forward and backward for the width and a batch of RecurrentGemma 2B."""
     found = []
     names = ("forward", "backward", "scan_chunks")
     kernels = SimpleNamespace(INTERPRETED=True, **{name: Kernel(name, found) for name in names})

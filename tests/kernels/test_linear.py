@@ -222,7 +222,7 @@ def test_every_number_is_read_as_it_is_and_rounded_to_the_nearest(dtype):
     finite = every(dtype)
     finite = finite[finite.isfinite()]
     table = finite[: len(finite) // 32 * 32].view(-1, 32).contiguous()
-    for place in range(32):  # of what is read 32 at a time
+    for place in range(32):  # each lane of a vector of 32
         x = torch.zeros(1, 32, dtype=dtype)
         x[0, place] = 1
         assert torch.equal(product(x, table)[0], table[:, place].float())
@@ -238,7 +238,7 @@ def test_jax_reads_every_float16_as_it_is():
     assert cpu_jax.unsupported(one, column) is None  # and the kernel is registered
     alone = np.asarray(multiply(one, column))[0]
     assert np.array_equal(alone, exact, equal_nan=True)
-    table = jnp.asarray(finite.reshape(-1, 32))  # of what is read 32 at a time
+    table = jnp.asarray(finite.reshape(-1, 32))  # vectors of 32 lanes
     rows = np.asarray(multiply(jnp.eye(32, dtype=jnp.float16), table))
     assert np.array_equal(rows.T.ravel(), finite.astype(np.float32))
     weight = jnp.asarray(2e-5 * np.random.default_rng(0).standard_normal((50, 70)), jnp.float16)

@@ -36,7 +36,7 @@ CHUNKS = {"chunk_tokens": TOKENS, "chunk_question_lines": 2, "chunk_prefix_lines
 
 
 def plain(tokenizer, text):
-    """The prompts of the chunks of a text."""
+    """Return the prompts of the chunks of a text."""
     return prompts_of(text, tokenizer, Chunking(TOKENS, 2, 1, None, False))
 
 
@@ -157,7 +157,7 @@ def test_refusals(checkpoint):
     short, long = texts()[0], texts()[3]
     with pytest.raises(ArgumentError, match="nothing would be read in chunks"):
         generate(short, **CHUNKS)
-    several = lm(**CHUNKS)  # whose longer texts another process has
+    several = lm(**CHUNKS)  # another process may have longer texts
     several._world_size = 2
     several.generate_until([Instance("generate_until", {}, (short, {"max_gen_toks": 1}), 0)])
     with pytest.raises(ArgumentError, match="has no context between"):

@@ -52,7 +52,7 @@ def expected(checkpoint):
 
 
 def finish(checkpoint, path, expected, known):
-    """A rerun gives all answers and computes only those that were missing."""
+    """Check that a rerun gives all answers and computes only those that were missing."""
     lm = cached(checkpoint, path)
     asked = []
     method = lm.lm.loglikelihood
@@ -162,7 +162,7 @@ def test_ctrl_c_in_the_stock_command(checkpoint, tmp_path):
 
 
 def coordinated(rank, port) -> dict[str, str]:
-    """The environment of one of two processes of JAX with a device each."""
+    """Return the environment of one of two processes of JAX with a device each."""
     return os.environ | {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": "2",

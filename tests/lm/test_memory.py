@@ -20,7 +20,7 @@ SHORT, LONG = 10_000, 40_000  # tokens
 
 @pytest.fixture(scope="module")
 def lm(checkpoint):
-    """A model whose steps take no time and whose tokens are all as likely."""
+    """Return a model whose steps take no time and whose tokens are all as likely."""
     lm = GriffinLM(str(checkpoint), framework="torch", batch_size=4)
     patch = pytest.MonkeyPatch()
     patch.setattr(lm.runner, "read", lambda pool, *_: (None, pool))

@@ -25,7 +25,7 @@ PTH = "griffin_eval_plugin.pth"
 
 
 def python(code: str, *flags: str, **env: str) -> str:
-    """What a fresh interpreter prints; it must say nothing else, and exit with 0."""
+    """Return the output of a fresh interpreter, which must print no errors and exit with 0."""
     run = subprocess.run(
         [sys.executable, *flags, "-c", code],
         env=os.environ | env,
@@ -98,7 +98,7 @@ print(sys.meta_path.count(_plugin._Finder), wrapped_twice)
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The interpreter of an empty virtual environment, and where its packages lie."""
+    """Return the interpreter of an empty virtual environment, and the folder of its packages."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -106,7 +106,7 @@ def environment(tmp_path_factory):
 
 
 def start_line() -> str:
-    """The line that setup.py writes into the .pth file."""
+    """Return the line that setup.py writes into the .pth file."""
     tree = ast.parse((ROOT / "setup.py").read_text())
     (line,) = (
         node.value
@@ -117,7 +117,7 @@ def start_line() -> str:
 
 
 WHOLE = {name: (FOLDER / name).read_bytes() for name in ("__init__.py", "_plugin.py")}
-# What is in the package's folder, of which Python finds nothing else.
+# Contents of a package's folder in which Python finds nothing else.
 BROKEN = {
     "plugin cut off": {"__init__.py": b"", "_plugin.py": WHOLE["_plugin.py"][:1500]},
     "imports itself for ever": {"__init__.py": b"def f(): f()\nf()"},
@@ -175,7 +175,7 @@ print(*before, sys.excepthook.__name__, same)
 
 @pytest.fixture
 def indexed(monkeypatch):
-    """The folders a TaskManager reads, as a list that grows; they are not read."""
+    """Record the folders that a TaskManager would read, in a list, without reading them."""
     from lm_eval.tasks._index import TaskIndex
 
     seen = []

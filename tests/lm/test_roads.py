@@ -24,7 +24,7 @@ UsageError = typer.BadParameter.__mro__[1]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Copies of a small checkpoint with its manifest, each with one fault; by the fault's name."""
+    """Return copies of a checkpoint with its manifest, each with one fault, by the fault's name."""
     root = tmp_path_factory.mktemp("roads")
     griffin_eval.convert(shipped("bytes_griffin"), root / "whole", to="griffin")
 
@@ -118,7 +118,7 @@ PYTHON = {"lm_eval", "evaluator", "load"}
 OF_TEXTS = ROADS.keys() - {"load", "verify"}
 OF_STATES = {"lm_eval", "evaluator", "serve"}
 DTYPES = ROADS.keys() - {"verify"}
-# What is wrong, the folder, the arguments, a part of the message, and the roads that meet it.
+# Each case: fault, folder, arguments, a part of the message, and the roads that meet it.
 CASES = [
     ("other weights than the manifest's", "damaged", {}, "(check=False or --no-check", ROADS),
     ("weights that are NaN", "diverged", {}, "final_norm.weight: 1 of 64 weights", DTYPES),
@@ -141,12 +141,12 @@ CASES = [
 
 
 def refusal(road, folder, out, arguments) -> str:
-    """The sentence with which a road refuses, or what came instead."""
+    """Return the sentence with which a road refuses, or the answer that came instead."""
     try:
         road(folder, out, **arguments)
     except (BadInput, UsageError) as error:
         return str(error)
-    except TypeError as error:  # of an argument that a function does not have
+    except TypeError as error:  # a function without that argument
         return str(error)
     except SystemExit as error:
         return f"ended with {error.code}"

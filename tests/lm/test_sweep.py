@@ -57,7 +57,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A training whose three checkpoints stock Orbax wrote, each with other weights."""
+    """Return a training whose three checkpoints stock Orbax wrote, each with other weights."""
     run = tmp_path_factory.mktemp("training") / "run"
     run.mkdir()
     source = Checkpoint(shipped("bytes_griffin"))
@@ -122,13 +122,13 @@ def options(output, framework="torch"):
 
 @pytest.fixture(scope="module")
 def swept(run_folder, only_these_tasks, tmp_path_factory):
-    """The results of one sweep in PyTorch, and what it printed."""
+    """Return the results of one sweep in PyTorch, and its output."""
     output = tmp_path_factory.mktemp("swept") / "results"
     return output, run(run_folder, *options(output))
 
 
 def written(folder: Path) -> tuple[dict, dict]:
-    """The results in a folder, and the samples by task."""
+    """Return the results in a folder, and the samples by task."""
     (file,) = folder.rglob("results_*.json")
     samples = {
         path.name.rsplit("_", 1)[0].removeprefix("samples_"): [
@@ -173,7 +173,7 @@ def test_equals_an_evaluation_of_each_checkpoint(
         assert json.loads(json.dumps(alone["results"])) == found["results"]
         for task in samples:
             mine = json.loads(json.dumps(alone["samples"][task], default=str))
-            for sample in mine:  # as lm_eval writes it
+            for sample in mine:  # lm_eval writes null there
                 sample["arguments"] = None
             same([s | {"arguments": None} for s in samples[task]], mine)
         config = found["config"]

@@ -83,7 +83,7 @@ DTYPES = ["float32", "bfloat16", "float16"]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A model in every dtype, whole and in shards."""
+    """Return a model in every dtype, whole and in shards."""
     folder = tmp_path_factory.mktemp("saved")
     write_weights(replace(SMALL, vocab_size=200, num_layers=4), folder)
     for dtype in DTYPES:
@@ -197,7 +197,7 @@ def test_the_model_is_never_in_memory_twice(large, framework, dtype, copies):
 
 @pytest.fixture(scope="module")
 def formats(large, tmp_path_factory):
-    """The folder of the large model in each format, converted when it is asked for."""
+    """Return a function that gives the folder of the large model in a format."""
     folders = {"hf": large[0]}
 
     def folder(name):
@@ -239,5 +239,5 @@ def test_no_process_holds_the_model_that_they_share(large, formats, name, framew
     for peak, held in (map(int, words) for words in printed):
         assert model / 2 <= held < 0.55 * model
         assert peak < held + tensor / 2 + 30e6 < model
-        if (name, framework) == ("hf", "torch"):  # what is split by rows stays mapped
+        if (name, framework) == ("hf", "torch"):  # tensors that are split by rows stay mapped
             assert peak < held / 2

@@ -42,7 +42,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(base, tmp_path_factory):
-    """A function that returns a checkpoint quantised by bitsandbytes or MLX."""
+    """Return a function that returns a checkpoint quantised by bitsandbytes or MLX."""
     root = tmp_path_factory.mktemp("quantised")
 
     def get(kind):
@@ -65,7 +65,7 @@ def load(checkpoint, framework, dtype, quantised):
 
 
 def matrices(model, framework):
-    """The quantised matrices of a model, by canonical name."""
+    """Return the quantised matrices of a model, by canonical name."""
     if framework == "torch":
         weights = {f"{n}.weight": getattr(m, "weight", None) for n, m in model.named_modules()}
         kind = quantised_torch.QuantisedMatrix

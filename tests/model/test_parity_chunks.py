@@ -12,7 +12,7 @@ from parity_twins import TWINS, leaves, twin
 from slow import examples, slow
 
 ROWS = 3
-CAPACITY = 40  # of every document, where there is global attention; also the longest row here
+CAPACITY = 40  # tokens of a document, for global attention; also the longest row here
 # Chunks shorter than the convolution, than the window (8), and longer than both.
 CHUNKS = (1, 3, 12)
 SPLIT = {
@@ -43,7 +43,7 @@ few_models = twins_and_models([*IN_TORCH, "attention first"])
 
 @st.composite
 def splits(draw):
-    """A few chunks: the width of each and how much every row reads of it, nothing included."""
+    """Draw a few chunks: the width of each, and the tokens that every row reads of it (or none)."""
     sizes = draw(st.lists(st.sampled_from(CHUNKS), min_size=1, max_size=3))
     return [
         (size, draw(st.lists(st.integers(0, size), min_size=ROWS, max_size=ROWS))) for size in sizes
@@ -67,7 +67,7 @@ def read_at_once(subject, ids, lengths):
 
 
 def read(model, documents, split, resets=None, seed=0):
-    """Reads ``documents`` [ROWS, CAPACITY] in chunks, garbage in the padding.
+    """Read ``documents`` [ROWS, CAPACITY] in chunks, garbage in the padding.
 
     Returns:
         Hidden vectors of each row's tokens, the state, and how many tokens each row read.
@@ -141,7 +141,7 @@ def test_packed_documents_equal_documents_alone(ours, model, split, starts, reco
     compare(record_parity, pair, "state", live(state), live(subject.gather(y_state, last)))
 
 
-# Of one query, of a length that divides nothing, and longer than any chunk.
+# Tiles of one query, of a length that divides nothing, and longer than any chunk.
 TILES = dict(zip(SPLIT, (5, 1, 5, 16, 5, 5, 5, 5), strict=True))
 
 
@@ -175,7 +175,7 @@ def test_packed_rows_equal_padded_rows(ours, model, split, record_parity):
 
 
 def live(state):
-    """The leaves of a state, zero where they are older than the document."""
+    """Return the leaves of a state, zero where they are older than the document."""
     pos, *rest = leaves(state)
     out = [pos]
     for leaf in rest:

@@ -23,7 +23,7 @@ LONG = 2 * BASE.visible_keys + 3
 
 
 def rounded(values, *, keep="recurrent_param"):
-    """The weights a bfloat16 model has: all rounded but Λ."""
+    """Return the weights that a bfloat16 model has: all rounded but Λ."""
     return {
         name: v if name.endswith(keep) else v.astype(ml_dtypes.bfloat16).astype(np.float32)
         for name, v in values.items()
@@ -72,7 +72,7 @@ def test_the_parameters_of_the_recurrence_are_kept_in_float32():
 
 
 def first_layer(ours, config, values):
-    """The first layer of a bfloat16 model, and a function that makes arrays bfloat16."""
+    """Return the first layer of a bfloat16 model, and a function that makes arrays bfloat16."""
     layer = TWINS[ours](config, values, "bfloat16").model.model.layers[0]
     if ours == "torch":
         return layer, lambda x: torch.tensor(x).bfloat16()
@@ -80,7 +80,7 @@ def first_layer(ours, config, values):
 
 
 def one_document(ours, length):
-    """What the blocks are told of a batch of one row, a document from its start."""
+    """Return the layout of a batch of one row, a document from its start."""
     if ours == "torch":
         zeros, positions = torch.zeros(1, length, 1), torch.arange(length)[None]
         layout = torch_layouts.PaddedLayout(torch.tensor([length]))

@@ -24,7 +24,7 @@ from griffin_eval.model_torch import hooks as torch_hooks
 TORCH, JAX = (Path(package.__path__[0]) for package in (model_torch, model_jax))
 FILES = sorted(path.name for path in TORCH.glob("*.py"))
 
-# What the frameworks call otherwise.
+# Words for the same thing in the two frameworks.
 SAME_WORD = {
     "torch.dtype": "Any",
     "jnp.dtype": "Any",
@@ -48,8 +48,8 @@ ALONE = {
 
 
 def outline(path: Path) -> dict[str, str]:
-    """What a file makes public: constants, functions with their signatures, classes with their
-    bases and fields."""
+    """Return the public names of a file: constants, functions with their signatures, classes with
+    their bases and fields."""
     out = {}
 
     def visit(body, prefix=""):

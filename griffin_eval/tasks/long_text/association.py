@@ -43,7 +43,7 @@ class Kind(NamedTuple):
     Attributes:
         needle: Sentence with a name and what the text says of it.
         question: Question about what follows from it.
-        facts: What the text says, and what follows.
+        facts: Pairs of a fact that the text states and the fact that follows.
     """
 
     needle: str
@@ -149,7 +149,7 @@ def dataset(
             `griffin_eval.tasks.long_text.needles.placements`.
         needles: Number of people in the text, of whom one is asked for; the seed draws the
             positions of the others.
-        model: What `griffin_eval.tasks.metadata.tokenizer_of` takes.
+        model: Argument of `griffin_eval.tasks.metadata.tokenizer_of`.
 
     Raises:
         ArgumentError: A value that cannot be used, or no document that is long enough.
