@@ -19,8 +19,8 @@ pytest_plugins = ["fixtures_checkpoint"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The repository's folder `kernels` must not be taken for the package of that name on PyPI, which
-# transformers imports. PYTHONSAFEPATH does the same for the processes that tests start.
+# Keep transformers from importing the repository's folder `kernels` as PyPI's package `kernels`.
+# PYTHONSAFEPATH does the same for the processes that tests start.
 sys.path.insert(0, str(ROOT))
 import experiments  # noqa: E402, F401 - found beside the tests; it takes the checkout from the path
 
@@ -90,7 +90,7 @@ PARITY = pytest.StashKey[Parity]()
 
 def keep_largest(table: Parity, key: tuple[str, str], error: float, tolerance: float) -> None:
     known, _ = table.get(key, (-math.inf, 0.0))
-    if not math.isnan(known) and not error <= known:  # NaN counts as the largest
+    if not math.isnan(known) and not error <= known:  # NaN counts as the largest error
         table[key] = (error, tolerance)
 
 

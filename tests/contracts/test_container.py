@@ -1,4 +1,4 @@
-"""What every container does: what is written is read, by ours and by the library of its format."""
+"""Contract of every container: our readers and the format's library read all written tensors."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Adapters merged while reading, against peft: unmerged, and merged where that is right."""
+"""Adapters merged while reading, compared with peft's unmerged and (if correct) merged models."""
 
 import dataclasses
 import json
@@ -139,7 +139,7 @@ def test_weights_are_those_that_peft_merges(base, adapters, kind):
 
 @pytest.mark.parametrize(
     "kind", fast(["dora"], ["lora", "dora", "patterns"])
-)  # gates it rounds twice
+)  # peft rounds gates twice
 def test_16_bits_are_rounded_as_peft_rounds_them(base, adapters, kind, tmp_path):
     write_base(tmp_path / "base", dtype=torch.bfloat16)
     checkpoint = open_with(tmp_path / "base", adapters(kind))
@@ -335,7 +335,7 @@ def test_tensors_that_are_refused(base, damaged, change, said):
 
 def test_values_that_are_refused(base, adapters, damaged, tmp_path):
     folder = shutil.copytree(adapters("lora"), tmp_path / "nan")
-    # Copies: some releases of safetensors map the file, which is written again below.
+    # Clone, since some releases of safetensors map the file, which is overwritten below.
     state = {n: t.clone() for n, t in load_file(folder / "adapter_model.safetensors").items()}
     state[X + "lora_B.weight"][0, 0] = float("nan")
     save_file(state, folder / "adapter_model.safetensors")
@@ -396,7 +396,7 @@ def test_tensors_that_torch_saved(base, adapters, kind, tmp_path):
     assert relative_error(torch_logits(other), expected) < 5e-5
     with pytest.raises(CheckpointError, match="holds only an adapter"):
         Checkpoint(folder)
-    torch.save({"x": Path}, folder / "adapter_model.bin")  # code
+    torch.save({"x": Path}, folder / "adapter_model.bin")  # a pickle of code
     with pytest.raises(CheckpointError, match="can be code that runs"):
         open_with(base, folder)
 

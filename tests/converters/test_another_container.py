@@ -1,4 +1,4 @@
-"""Another container is a folder of code and a line in a registry: here a folder of .npy files."""
+"""A new container needs a folder of code and a line in a registry; here it stores .npy files."""
 
 import dataclasses
 import json

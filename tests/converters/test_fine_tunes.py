@@ -1,5 +1,5 @@
-"""Fine-tunes as transformers saves them keep what they need in every format: chat templates, added
-tokens, embeddings of another size, and tensors of several dtypes."""
+"""Fine-tunes that transformers saves keep their chat templates, added tokens, resized embeddings
+and mixed dtypes in every format."""
 
 import shutil
 import warnings

@@ -15,7 +15,7 @@ from tiny_checkpoints import holds_the_original, write_all
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
 
-FAST = ["sharded", "griffin-orbax", "deepmind-torch"]  # one of each container
+FAST = ["sharded", "griffin-orbax", "deepmind-torch"]  # one format for each container
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_commands(file, tmp_path, monkeypatch):
     for name, value in load_base(out).named_parameters():
         assert np.array_equal(value.detach().numpy(), expected[name][1]), name
     cast = ("--dtype", "bfloat16", "--preset", "tiny")
-    run("convert", tmp_path, tmp_path / "cast", "--to", "deepmind-flax", *cast)  # its folder
+    run("convert", tmp_path, tmp_path / "cast", "--to", "deepmind-flax", *cast)  # the file's folder
     manifest = json.loads((tmp_path / "cast" / "griffin_manifest.json").read_text())
     entry = manifest["tensors"]["model.embed_tokens.weight"]
     assert (entry["dtype"], entry["cast_from"]) == ("bfloat16", "float32")

@@ -67,7 +67,7 @@ def test_local_folders(asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve(str(tmp_path)) == tmp_path
-    assert resolve("models/two") == Path("models/two")  # a folder wins over a hub id
+    assert resolve("models/two") == Path("models/two")  # a folder takes precedence over a hub id
     assert resolve("models", subfolder="two/deep") == Path("models/two/deep")
     assert resolve("~/models") == tmp_path / "models"
     assert "has no subfolder 'three'" in refusal("models", subfolder="three")
@@ -286,7 +286,7 @@ def test_downloads_what_is_needed_once(hub, user, models):
     for name, original in zip(names, originals, strict=True):
         first += user.resolve({"id": name})
         assert hub.downloads() == sorted(contents(original))
-        assert not user.said  # no bars in a pipe
+        assert not user.said  # no progress bars in a pipe
     assert contents(Path(first[0])) == contents(originals[0])
     assert contents(Path(first[1])) == contents(originals[1] / "2b")
     assert contents(Path(first[2])) == contents(originals[2])
@@ -555,7 +555,7 @@ def test_an_output_is_pushed(hub, user, checkpoint, tmp_path, monkeypatch):
 
 @pytest.fixture
 def kaggle(models, tmp_path, monkeypatch):
-    """kagglehub's cache with the models that Google publishes there."""
+    """Fill kagglehub's cache with the models that Google publishes there."""
     pytest.importorskip("kagglehub")
     monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path / "kagglehub"))
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):

@@ -1,4 +1,4 @@
-"""The naming tables: reversible, complete for every preset, and enough to infer a config from."""
+"""The naming tables are reversible, complete for every preset, and sufficient to infer configs."""
 
 import dataclasses
 import json

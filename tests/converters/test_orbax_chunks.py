@@ -1,4 +1,4 @@
-"""Orbax chunks on the grid of a mesh: each device reads its own bytes, and no others."""
+"""Orbax chunks on the grid of a mesh, with which each device reads only its own bytes."""
 
 import dataclasses
 import json

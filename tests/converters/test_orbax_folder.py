@@ -86,7 +86,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """One folder of every layout, of arrays of jax and of numpy, under ``params`` among others."""
+    """Save JAX and numpy arrays under ``params``, beside other keys, in a folder per layout."""
     import jax
 
     root = tmp_path_factory.mktemp("saved")
@@ -127,7 +127,7 @@ def test_every_layout_is_read(saved, layout, streamed, monkeypatch):
 
 
 def test_deepmind_s_two_layouts(tmp_path):
-    """Released folders have no root; its own function writes one."""
+    """Released folders have no root key, but recurrentgemma's save_parameters writes one."""
     from recurrentgemma.jax import utils
 
     utils.save_parameters(str(tmp_path / "rooted"), PARAMS)
@@ -323,7 +323,7 @@ def test_version_1_of_the_interface(tmp_path):
 
 @pytest.mark.ci
 def test_parts_of_several_hosts(tmp_path):
-    """Two processes with two devices each, as a trainer on several hosts saves a step."""
+    """Two processes with two devices each save a step, as a trainer on several hosts does."""
     program = f"""
     import sys, jax, numpy as np, orbax.checkpoint as ocp
     from jax.sharding import NamedSharding, PartitionSpec as P
@@ -378,7 +378,7 @@ def test_msgpack_of_flax(tmp_path, train_state, chunked, monkeypatch):
 
 
 def test_aggregate_file_of_old_orbax(tmp_path):
-    """One msgpack file named ``checkpoint``, whose larger leaves may be in folders of their own."""
+    """Old Orbax wrote a msgpack file ``checkpoint``, with large leaves in separate folders."""
     import orbax.checkpoint as ocp
     from orbax.checkpoint import msgpack_utils
 

@@ -1,4 +1,4 @@
-"""Orbax checkpoints in object stores, against servers of both kinds on this machine."""
+"""Orbax checkpoints in object stores, with emulators of S3 and Google Cloud Storage."""
 
 import json
 import posixpath

@@ -1,7 +1,7 @@
-/* Fails the n-th call of the C library that touches a folder: see run.py.
+/* Fail the n-th call of the C library on files in a folder (see run.py).
 
-   Loaded with LD_PRELOAD, so that calls of Python, tensorstore, safetensors and torch all come by.
-   Nothing happens until fault_arm was called, in the process that is to fail. */
+   LD_PRELOAD loads this library, so it sees the calls of Python and of all other libraries. It does
+   nothing before the process calls fault_arm. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -19,7 +19,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* Kinds of calls; what fails is chosen by a sum of them. */
+/* Flags of the kinds of calls; fault_arm takes a sum of them. */
 enum { OPEN = 1, CREATE = 2, READ = 4, WRITE = 8, SYNC = 16, NAME = 32, MAP = 64, LOOK = 128 };
 enum { KILL = -1, SHORT = -2 }; /* instead of an errno */
 
@@ -29,8 +29,8 @@ static long at;
 static atomic_long seen;
 static char what[5000];
 
-/* Calls of the kinds (a sum) are counted; the n-th one fails with an errno, KILL or SHORT, and if
-   sticky all after it. What is written and synced is noted in a file. */
+/* Count calls of the given kinds. The n-th call fails with an errno, KILL or SHORT; if ``stays``,
+   so do all later ones. Writes and syncs are recorded in the file descriptor ``notes``. */
 void fault_arm(const char *folder, int kinds, long n, int error, int stays, int notes) {
   snprintf(prefix, sizeof prefix, "%s", folder);
   wanted = kinds, at = n, code = error, sticky = stays, journal = notes;

@@ -97,7 +97,7 @@ def test_source_distribution_holds_what_a_build_needs(dist):
 
 
 def test_constraints_pin_every_requirement():
-    """`make` must install the same versions everywhere; torch above all (other builds are GBs)."""
+    """`make` must install the same versions everywhere, since other builds of torch take GBs."""
     import importlib.metadata
 
     from packaging.requirements import Requirement

@@ -84,8 +84,8 @@ DROPPED_KEYS = {
     "start_time",
     "total_evaluation_time_seconds",
 }
-# Files that are left out: arrays of Orbax, whose names are random (orbax_sums.py reads them); its
-# times; figures as SVG, with random ids (the PNG is compared); and the answers of --use_cache.
+# Files that are left out: Orbax's arrays, which have random names (orbax_sums.py reads them), and
+# its times; SVG figures, which have random ids (PNGs are compared); and caches of --use_cache.
 DROPPED_FILES = (
     "*/d/*",
     "*manifest.ocdbt",
@@ -138,7 +138,7 @@ class Side:
         return kept | ENVIRONMENT | {name: str(path) for name, path in places.items()}
 
     def normalised(self, text: str) -> str:
-        """Replace what differs from run to run, and drop the lines that do."""
+        """Replace parts of a text that differ from run to run."""
         places = {str(self.folder): "<work>", str(HERE): "<net>"} | self.places
         for path in sorted(places, key=len, reverse=True):
             text = text.replace(path, places[path])

@@ -55,7 +55,7 @@ def edit_weights(folder: Path, **changes) -> None:
 
 
 def write_checkpoints() -> None:
-    """Write whole checkpoints: those that ship, and copies in other formats."""
+    """Write valid checkpoints: the shipped ones, and copies in other formats."""
     for name, shipped in SHIPPED.items():
         shutil.copytree(griffin_eval("checkpoints", shipped).strip(), name)
     griffin_eval("convert", "bytes", "model", "--to", "hf", "--dtype", "float32")

@@ -24,7 +24,7 @@ def tool():
 
 @pytest.fixture
 def sides(tool, tmp_path):
-    """Write the same or another `griffin-eval` on each side, and return the sides."""
+    """Return a function that writes a `griffin-eval` script for each side and returns the sides."""
 
     def write(before: str, after: str):
         found = []

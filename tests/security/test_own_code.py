@@ -30,9 +30,9 @@ def test_pickles_are_read_where_only_this_user_can_have_written_them():
     assert places(*readers, "cloudpickle.load", "cloudpickle.loads", "joblib.load") == {
         "griffin_eval/runners/compiled_jax.py",  # files whose owner and mode are checked
         "griffin_eval/runners/jax_leaders.py",  # messages of the run's other processes
-        "griffin_eval/runners/jax_parallel.py",  # the same
+        "griffin_eval/runners/jax_parallel.py",  # messages of the run's other processes
         "griffin_eval/runners/replay.py",  # messages of the leading process
-        "griffin_eval/runners/torch_parallel.py",  # the same
+        "griffin_eval/runners/torch_parallel.py",  # messages of the leading process
     }
     found = [(path, given) for path, name, given in CALLS if name.endswith("torch.load")]
     assert all(given.get("weights_only") == "True" for _, given in found)

@@ -15,7 +15,7 @@ from griffin_eval.runners import jax_parallel, torch_parallel
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is this machine's on Linux")
 def test_the_store_of_own_workers_is_reached_from_this_machine_alone():
-    """127.0.0.2 stands for every other address of this machine."""
+    """127.0.0.2 represents all other addresses of this machine."""
     store = torch_parallel._open_store(2)
     with socket.create_connection(("127.0.0.1", store.port), timeout=5):
         pass

@@ -11,7 +11,7 @@ from griffin_eval.cli.main import main
 
 
 def griffin_eval(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run ``griffin-eval`` in this process; return its exit code and what it printed.
+    """Run ``griffin-eval`` in this process; return its exit code and output.
 
     It goes through `main`, so that bad input is a sentence on stderr and an exit code, as in a
     process. Log records and the output of other languages' libraries are not part of it.

@@ -1,4 +1,4 @@
-"""A fixture that keeps lm_eval runs inside a test process cheap; imported by conftest.py files."""
+"""A fixture, imported by conftest.py files, that speeds up lm_eval runs in a test process."""
 
 import sys
 

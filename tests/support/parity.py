@@ -72,7 +72,7 @@ TOLERANCES: dict[tuple[str, str], float] = {
         for twin in ("torch", "jax")
         for (pair, quantity), tolerance in _OF_EITHER_TWIN.items()
     },
-    # the lm-eval model: log-likelihoods relative above 1 nat, absolute below
+    # the lm-eval model: errors of log-likelihoods, relative above 1 nat and absolute below
     **{
         (f"{framework} {pair}", quantity): tolerance
         for framework in ("torch", "jax")

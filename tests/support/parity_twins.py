@@ -71,7 +71,7 @@ class TorchTwin:
         return to_numpy(self._logits(tokens, lengths, resets, capacity))
 
     def gradients(self, tokens, targets, resets=None):
-        """d(mean cross-entropy) / d(parameter), by name."""
+        """Return d(mean cross-entropy) / d(parameter) by name."""
         logits = self._logits(tokens, None, resets, tokens.shape[1])
         targets = self._array(targets)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -206,7 +206,7 @@ class JaxTwin:
             return to_numpy(self._decode(self.params, hidden))
 
     def gradients(self, tokens, targets, resets=None):
-        """d(mean cross-entropy) / d(parameter), by name."""
+        """Return d(mean cross-entropy) / d(parameter) by name."""
         with self.precision():
             args = (self._array(tokens), self._array(targets), self._array(resets))
             gradients = self._gradients(self.params, *args)

@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 class Recorded:
-    """A public implementation of an architecture, by its recorded answers."""
+    """A public implementation of an architecture that returns its recorded answers."""
 
     def __init__(self, name: str, config: GriffinConfig, recurrent_param: float | None = None):
         self._name, self._config, self._recurrent_param = name, config, recurrent_param

@@ -53,7 +53,7 @@ def points(results, task: str) -> dict:
 
 
 def write_symbol_checkpoint(folder: Path, window: int = 16) -> None:
-    """Write a random model in transformers' format with a vocabulary of 16, and its tokenizer."""
+    """Write a random model with 16 tokens in transformers' format, and its tokenizer."""
     config = GriffinConfig(
         vocab_size=VOCABULARY,
         width=32,

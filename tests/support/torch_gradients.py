@@ -1,4 +1,4 @@
-"""Expected gradients, by torch's autograd in float64."""
+"""Expected gradients from torch's autograd in float64."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
