@@ -96,8 +96,8 @@ def keep_largest(table: Parity, key: tuple[str, str], error: float, tolerance: f
 
 @pytest.fixture(scope="session")
 def record_parity(pytestconfig):
-    """Assert error <= tolerance by `record_parity(pair, quantity, error, tolerance)`, and keep the
-    largest error of each (pair, quantity) for the table at the end of the run."""
+    """Return `record(pair, quantity, error, tolerance)`, which asserts error <= tolerance and keeps
+    the largest error of each (pair, quantity) for the table at the end of the run."""
 
     def record(pair: str, quantity: str, error: float, tolerance: float) -> None:
         error, tolerance = float(error), float(tolerance)
