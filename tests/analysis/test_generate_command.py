@@ -1,4 +1,4 @@
-"""`griffin-eval generate`: the text that the Python API gives, whole, streamed and as JSON."""
+"""`griffin-eval generate`: the Python API's text, whole, streamed and as JSON."""
 
 import io
 import json

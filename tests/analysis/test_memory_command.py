@@ -1,4 +1,4 @@
-"""`griffin-eval memory`: half-lives against transformers' own a_t, caches against what is kept."""
+"""`griffin-eval memory`: half-lives against transformers' a_t, cache sizes against real states."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def ids(checkpoint):
 
 @pytest.fixture(scope="module")
 def reference(equations, ids):
-    """Per recurrent layer, log a_t [T, L] of the text by the equations in numpy."""
+    """Return log a_t [T, L] of the text for each recurrent layer, by the equations in numpy."""
     seen, log_decay = [], parity_reference.log_decay
 
     def recorded(*arguments):
@@ -126,7 +126,7 @@ def test_summary():
 def test_caches_are_what_the_runners_keep():
     for name, config in MODELS.items():
         length = config.visible_keys + 50
-        # Room for a capacity of tokens less the one that is being read.
+        # A state of this capacity has room for one token less: the one that is being read.
         state = small_runner("torch", config).model.init_state(1, length + 1)
         kept = sum(leaf.nbytes for layer in state.layers for leaf in layer)
         assert cache_sizes(config, length, 4).total == kept, name

@@ -35,8 +35,8 @@ TEXTS = ["The unary minus operator\r\n\tyields  naïve 東京 results.\n", " sta
 
 @pytest.fixture(scope="module")
 def expected(equations):
-    """Nats, least and largest rank within rounding, and entropy of every token but the first, by
-    the equations in numpy."""
+    """Return a function that computes, by the equations in numpy, every token's nats, least and
+    largest rank within rounding, and entropy; the first token is left out."""
 
     def details(tokens) -> tuple[np.ndarray, ...]:
         ids = torch.tensor([list(tokens)])
@@ -196,7 +196,7 @@ def test_states_follow_the_equations(framework, checkpoint, tmp_path, monkeypatc
             found = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118
         tokens = found.pop("tokens")
         assert tokens.tolist() == model.score([text])[0].tokens.tolist()
-        # By another way: the state before the last token, as `griffin-eval read` saves it.
+        # Compare with `griffin-eval read`, which saves the state before the last token.
         kept = model.read(tokens.tolist()).tensors
         names = set()
         for layer, kind in enumerate(opened.config.block_types):

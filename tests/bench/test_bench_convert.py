@@ -1,4 +1,4 @@
-"""``python -m benchmarks.convert``: its sources, its rows, and how it ends."""
+"""``python -m benchmarks.convert``: sources, rows and exit codes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The benchmark of evaluations: FLOPs and tokens, what is compared, a small run of each kind."""
+"""The benchmark of evaluations: FLOPs and tokens, comparisons, and a small run of each kind."""
 
 import json
 from dataclasses import replace

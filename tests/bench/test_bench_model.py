@@ -1,4 +1,4 @@
-"""The benchmark of the model: what it makes of measurements, and a small real run."""
+"""The benchmark of the model: figures from measurements, and a small real run."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def test_bad_arguments_end_with_one_sentence():
 
 @pytest.mark.slow
 def test_every_implementation_runs_and_their_logits_agree():
-    """Two interpreters that are the same are measured apart."""
+    """Two equal ``--python`` interpreters are measured separately."""
     pythons = ("--python", sys.executable) * 2
     done = benchmark("model", *SIZES, *pythons, "--json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -50,7 +50,7 @@ def test_the_cpu_without_a_peer(broken):
 
 @pytest.mark.slow
 def test_a_tpu():
-    """Every row has its figures, that of DeepMind's kernel, which has no name, as well."""
+    """Every row has its figures, even that of DeepMind's kernel, which has no name."""
     done = benchmark("scan", *SMALL_TPU, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Peers that are not installed, or are but do not work, are named in one line."""
+"""Peers that are absent or broken are named in one line."""
 
 from benchmarks.peers import why_absent
 

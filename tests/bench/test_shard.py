@@ -1,4 +1,4 @@
-"""``python -m benchmarks.shard``: what it reads from a program's text, and the command."""
+"""``python -m benchmarks.shard``: facts that it reads from a program's text, and the command."""
 
 import json
 
@@ -111,7 +111,7 @@ def test_a_process_of_pytorch_runs_alone(preset, target, whole):
 
 @pytest.mark.slow
 def test_a_training_step_is_divided():
-    """Two replicas of two devices each; what is said is what the table of parameters lists."""
+    """Two replicas of two devices each send only the data that the table of needs lists."""
     options = "--preset", "griffin-100m", "--layers", 3, "--batch", 4, "--length", 16, "--json"
     mesh = "--target", "cpu-4", "--replicas", 2, "--training"
     done = benchmark("shard", *mesh, *options)
@@ -127,7 +127,7 @@ def test_a_training_step_is_divided():
 
 @pytest.mark.slow
 def test_chips_of_a_tpu_need_not_be_there():
-    """Two depths: what is said between devices grows with it, and nothing else does."""
+    """At twice the depth, only the data sent between devices grows."""
     sums = []
     for layers in (3, 6):
         done = benchmark(

@@ -1,4 +1,4 @@
-"""`verify --logits`: equal models agree everywhere, and a difference is found where it is."""
+"""`verify --logits`: equal models agree everywhere, and differences are found in their place."""
 
 import dataclasses
 import json
@@ -117,7 +117,7 @@ def test_the_layer_that_differs_is_named(original, only, tmp_path):
 
 
 def test_the_probe_goes_past_the_window(original, only, tmp_path):
-    """One key more or less differs nowhere else, and the tensors are the same."""
+    """One visible key less, with equal tensors, shows only past the window."""
     only("torch")
     other = shutil.copytree(original, tmp_path / "other")
     config = dataclasses.replace(BASE, visible_keys=BASE.visible_keys - 1)
@@ -129,7 +129,7 @@ def test_the_probe_goes_past_the_window(original, only, tmp_path):
 
 
 def test_a_config_that_transformers_reads_otherwise_is_noticed(original, only, monkeypatch):
-    """One checkpoint alone: transformers reads the folder itself."""
+    """One checkpoint suffices: transformers reads the folder itself."""
     only("torch", "transformers")
     assert invoke(original).exit_code == 0
     # Let this project read the window wrongly.
@@ -198,7 +198,7 @@ def test_models_of_other_sizes(original, only, tmp_path):
 
 
 def test_the_distance_of_two_checkpoints(original, only, tmp_path):
-    """Against transformers' probabilities and vectors of the same tokens."""
+    """Distances are those of transformers' probabilities and vectors for the same tokens."""
     import torch
     from transformers import RecurrentGemmaForCausalLM
 

@@ -114,7 +114,7 @@ def test_throughputs_are_those_of_the_model(throughputs):
 
 
 def trained(step):
-    """Return results of training steps whose time, by width, model and length, is made up."""
+    """Return results of training steps with made-up times from ``step(width, model, length)``."""
     widths = {width: make_models(TINY._replace(width=width, head_dim=64)) for width in (128, 256)}
     seconds = {
         (width, name, length): [step(width, name, length) * part for part in (1.0, 1.1, 0.9)]

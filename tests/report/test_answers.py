@@ -1,4 +1,4 @@
-"""What a report says first, and that a browser shows it."""
+"""The first answers of a report, and their display in a browser."""
 
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def test_frameworks_and_changes(tmp_path):
 
 
 def test_an_answer_with_several_metrics_differs_once(tmp_path):
-    """A phonebook's points, acc and acc_norm of a choice, and two lengths of another task."""
+    """Points of a phonebook, acc and acc_norm of a choice, and two lengths of another task."""
     torch, jax = run("torch", model_framework="torch"), run("jax", model_framework="jax")
     compared = [
         Difference(task, metric, "jax", "torch", items, 0.0, None, None, 1.0, flips, 0, 1.0)

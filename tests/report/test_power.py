@@ -33,7 +33,7 @@ def write_run(folder, name, values=()):
 
 
 def power(*arguments):
-    """Rows of the table."""
+    """Return the rows of the table."""
     result = CliRunner().invoke(app, ["power", *map(str, arguments), "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

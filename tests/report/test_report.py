@@ -1,4 +1,4 @@
-"""The report says what lm_eval wrote: every number, every figure, every difference."""
+"""A report repeats lm_eval's results: every number, every figure, every difference."""
 
 import csv
 import json
@@ -73,7 +73,7 @@ def evaluate(folder: Path, checkpoint: Path, **arguments) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(checkpoint, tmp_path_factory):
-    """Folders of two runs, in two dtypes."""
+    """Write two runs in two dtypes; return their folders."""
     folder = tmp_path_factory.mktemp("runs")
     return [
         evaluate(folder / dtype, checkpoint, framework="torch", dtype=dtype)
@@ -321,7 +321,7 @@ def test_items_of_a_cluster_are_taken_together(tmp_path):
 
 
 def test_a_capacity_is_not_compared_item_by_item(tmp_path):
-    """Its samples hold a length, which is no weight, and may depend on the tokenizer."""
+    """Samples of a capacity hold a length, which is no weight and may depend on the tokenizer."""
     base, other = (
         write_run(tmp_path, name, samples={"t": [{"m": 1, "capacity": [1.0, n, "20 0"]}]})
         for name, n in (("a", 20), ("b", 30))
@@ -351,7 +351,7 @@ def test_runs_are_told_apart_by_what_differs(tmp_path):
 
 
 def test_evaluations_of_one_model_are_one_run(tmp_path):
-    """Other tasks join; the same question again replaces the answer; another limit stays apart."""
+    """Other tasks join a run, a repeated task replaces the older one, other limits stay apart."""
     config = {"model_args": {"pretrained": "m"}, "griffin_weights_sha256": "w"}
     asked = [
         ("2026-01-01T10-00-00.5", "t", 0.4, config, 4),
@@ -479,7 +479,7 @@ def test_samples_that_are_cut_off_are_refused(tmp_path):
 
 
 def test_samples_hold_what_ends_a_line_elsewhere(tmp_path):
-    """lm_eval writes these characters as they are."""
+    """lm_eval writes these line separators unescaped."""
     file = write_run(tmp_path, samples={"t": [1]})
     samples = tmp_path / "samples_t_a.jsonl"
     sample = json.loads(samples.read_text()) | {"resps": "a\u2028b\u2029c\x85d"}
@@ -505,7 +505,7 @@ def test_runs_without_a_common_item_are_not_compared_but_reported(tmp_path):
 
 
 def test_texts_of_other_sizes_are_other_items(tmp_path):
-    """As where tokenizers cut a document at the same number of tokens, but other bytes."""
+    """Two tokenizers may cut a document at the same number of tokens but at other bytes."""
     old = [{"loss@8": [9.0, 8, f"d{i}"], "m": [12.0, 40 - i, f"d{i}"]} for i in range(9)]
     new = [{"loss@8": [5.0, 8, f"d{i}"], "m": [9.0, 40, f"d{i}"]} for i in range(9)]
     other, run = read(pair(tmp_path, {"t": old}, {"t": new}), ["old", "new"])
@@ -570,7 +570,7 @@ def test_right_and_wrong_need_as_many_flips_as_mcnemars_test(tmp_path):
 
 
 def test_a_run_too_small_for_any_verdict_could_have_seen_none(tmp_path):
-    """Of five items all may change, and that is chance still."""
+    """With five items, even a change of all of them is within chance."""
     old, new = pair(tmp_path, {"t": [1] * 5}, {"t": [0] * 5})
     done = report(new, "--against", old, "-o", tmp_path / "out", "--detect", "1")
     assert done.exit_code == 1 and "smallest detectable change: none" in done.output
@@ -596,7 +596,7 @@ def test_a_regression_and_a_run_too_small_fail(tmp_path):
 
 
 def test_log_likelihoods_count_the_other_way_round(tmp_path):
-    """lm_eval keeps the log-likelihood of an item, of which more is better."""
+    """lm_eval stores the log-likelihood of an item, and a larger one is better."""
     for metric, name, sample, change in (
         ("word_perplexity", "ln(word_perplexity)", lambda ll: [ll, 4], -0.5),
         ("byte_perplexity", "ln(byte_perplexity)", lambda ll: [ll, 4], -0.5),
@@ -613,7 +613,7 @@ def test_log_likelihoods_count_the_other_way_round(tmp_path):
 
 
 def test_an_item_with_several_filters_is_one(tmp_path):
-    """Five of eight answers change, which is chance still; both filters find them."""
+    """Five of eight answers change, which is within chance; both filters find them."""
 
     def samples(right):
         names = ("strict-match", "flexible-extract")
@@ -630,7 +630,7 @@ def test_an_item_with_several_filters_is_one(tmp_path):
 @pytest.mark.parametrize("change", [1.0, 0.1])
 @pytest.mark.parametrize(("clusters", "verdict"), [(2, "no difference"), (6, "better")])
 def test_clusters_that_all_moved_alike_have_the_sign_test(tmp_path, clusters, verdict, change):
-    """Without a variance Student's test would call any two of them certain."""
+    """Student's test would be certain of any two clusters without variance."""
     books = [f"book {i}" for i in range(clusters) for _ in range(3)]
     old, new = ([{"m": [m, 1, book]} for book in books] for m in (0.0, change))
     other, run = read(pair(tmp_path, {"t": old}, {"t": new}), ["old", "new"])
@@ -647,7 +647,7 @@ def test_clusters_that_all_moved_alike_have_the_sign_test(tmp_path, clusters, ve
     ],
 )
 def test_a_question_counts_once_however_many_points_it_has(tmp_path, names, quantity):
-    """Each with its bounds, as the curve tasks write them; five of six change, which is chance."""
+    """Every point has bounds, as in curve tasks; five of six answers change, within chance."""
     metrics = [name + bound for name in names for bound in ("", "_low", "_high")]
     old, new = (
         [dict.fromkeys(metrics, [float(i < right), 1, f"64 {i}"]) for i in range(6)]
@@ -762,7 +762,7 @@ EVIL = "--><script>alert('x')</script><img src=x onerror=y>[/red]$\\frac${{ 7 * 
 
 
 def test_names_from_results_are_text_on_the_page_and_lead_nowhere(runs, tmp_path):
-    """Of models, tasks, metrics and arguments; the page has no element that its template lacks."""
+    """Hostile names of models, tasks, metrics and arguments add no element to the template's."""
     hostile = []
     for number, run in enumerate(runs):
         content = result_file(run).read_text()

@@ -1,4 +1,4 @@
-"""A call that fails in one of the processes that share a model is answered to all of them."""
+"""A call that fails in one of the processes that share a model raises an error in all of them."""
 
 import socket
 import subprocess

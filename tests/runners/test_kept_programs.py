@@ -61,7 +61,7 @@ def test_nothing_is_removed_from_a_folder_of_others(tmp_path, caplog):
 
 @pytest.fixture
 def jax_config(request):
-    """jax.config, with its cache of compilations restored after the test."""
+    """Return jax.config, and restore its compilation cache after the test."""
     import jax
 
     for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"):
@@ -74,7 +74,7 @@ def jax_config(request):
 def test_jax_keeps_nothing_where_others_may_write(
     folder, tmp_path, jax_config, monkeypatch, caplog
 ):
-    """Machine code of JAX's own cache is run as it is found. A missing folder is made private."""
+    """JAX runs the machine code in its cache unchecked. A missing folder is made private."""
     from griffin_eval.runners.jax_runner import keep_compilations
 
     made = tmp_path / "griffin_eval" / "jax"

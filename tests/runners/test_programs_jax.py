@@ -1,4 +1,4 @@
-"""What JAX compiled for a model is found again by the next process, and by nothing else."""
+"""Programs that JAX compiled for a model are reused by the next process, and only for it."""
 
 import functools
 import logging
@@ -41,7 +41,7 @@ def runner(folder, config=SMALL, options=QUICK_COMPILE):
 
 
 def test_kernels_are_those_of_the_models_device(monkeypatch):
-    """Not of the device that JAX takes where nothing is said, as on a machine with a TPU."""
+    """JAX's default device, such as a TPU, does not count."""
     expected = runner(None)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     found = JaxRunner(expected.model)
@@ -121,7 +121,7 @@ def test_the_next_process_compiles_nothing(config, tmp_path, no_compiling):
     ids=["config", "compiler options"],
 )
 def test_another_models_programs_are_not_taken(other, tmp_path):
-    """Of the same shapes everywhere."""
+    """The other model has the same shapes everywhere."""
     first = answers(runner(tmp_path))
     found, expected = answers(runner(tmp_path, **other)), answers(runner(None, **other))
     for one, right in zip(found, expected, strict=True):

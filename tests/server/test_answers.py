@@ -1,4 +1,4 @@
-"""Parts of an answer, as they are streamed, are together what the whole answer is."""
+"""The streamed parts of an answer add up to the whole answer."""
 
 import numpy as np
 import orjson

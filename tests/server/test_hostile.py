@@ -1,4 +1,4 @@
-"""A server in this process, asked by those who mean no good: every answer has the API's form."""
+"""Hostile requests to a server in this process: every answer has the API's form."""
 
 import asyncio
 import dataclasses
@@ -209,7 +209,7 @@ async def _with_key(model, given):
 
 
 def test_characters_and_stop_strings_split_over_tokens_arrive_whole(ask):
-    """Random bytes, half of which are no characters: a stream says what the whole answer says."""
+    """With random bytes, half of them no characters, a stream has the text of the whole answer."""
     for seed in range(2):
         body = {"prompt": "é", "max_tokens": 20, "temperature": 50.0, "seed": seed, "logprobs": 1}
         whole = ask(COMPLETIONS, body).json()["choices"][0]

@@ -1,4 +1,4 @@
-"""Which hosts and pages a server answers, and at which URL it says that it listens."""
+"""The hosts and pages that a server answers, and the URL that it prints."""
 
 import socket
 
@@ -16,7 +16,7 @@ THERE = accepted_hosts("box.lan", ["192.168.1.5"], [])
 
 
 def answer(hosts, *, host="127.0.0.1", origin=None):
-    """Return the status of the refusal of a request, or 200."""
+    """Return the status with which a request is refused, or 200."""
     headers = {"host": host} | ({} if origin is None else {"origin": origin})
     try:
         hosts.check(Headers(headers))

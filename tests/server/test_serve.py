@@ -1,4 +1,4 @@
-"""`griffin-eval serve`, as a process of its own, asked by the clients that people have."""
+"""`griffin-eval serve` in a process of its own, with requests by common clients."""
 
 import json
 import re
@@ -53,7 +53,7 @@ class Server:
                 time.sleep(0.1)
 
     def get(self, path, body=None, method=None):
-        """Status and content, JSON if it is that."""
+        """Return the status and content of an answer; parse the content if it is a JSON object."""
         data = None if body is None else (body if isinstance(body, bytes) else json.dumps(body))
         data = data.encode() if isinstance(data, str) else data
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -289,7 +289,7 @@ CHOICES = [
 
 
 def check_local_completions(server, griffin):
-    """All kinds of requests, by lm-eval's own client."""
+    """Check all kinds of requests with lm-eval's own client."""
     requests = instances("loglikelihood", CHOICES)
     found = local(server, add_bos_token=True, num_concurrent=4).loglikelihood(requests)
     expected = griffin.loglikelihood(requests)
@@ -393,8 +393,8 @@ def test_chats_with_several_answers_stop_strings_and_usage(client):
 
 
 def test_generate_as_rulers_client_asks(server):
-    """As ``VLLMClient`` of RULER's client_wrappers.py asks, with the defaults of call_api.py, from
-    threads, and what it reads."""
+    """Send requests from threads as RULER's ``VLLMClient`` (client_wrappers.py) does, with the
+    defaults of call_api.py; check the fields that it reads."""
     import requests
 
     def ask(stop):
@@ -510,7 +510,7 @@ def test_two_saved_states_need_two_names(state, tmp_path):
     assert done.returncode == 2 and "two saved states have the name" in done.stderr
 
 
-# Those who leave
+# Clients that disconnect
 
 
 @pytest.mark.ci
@@ -565,7 +565,7 @@ def test_states_are_found_on_disk(tmp_path, evaluator):
 
 
 def test_jax_answers_as_griffin_does():
-    """The same choices, documents and texts, and nothing is compiled for them."""
+    """Choices, documents and texts are equal, and the requests compile nothing."""
     from griffin_eval.lm.model import GriffinLM
 
     griffin = GriffinLM(str(MODEL), "torch", device="cpu", dtype="float32")

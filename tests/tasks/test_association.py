@@ -1,4 +1,4 @@
-"""The task of people asked for in other words than the text's, in whole runs of lm_eval."""
+"""The association task, whose questions use other words than the text, in lm_eval's runs."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ SMALL = set("a an as the to in of has been which person with next and for from i
 
 @pytest.fixture(scope="module")
 def source(checkpoint, tmp_path_factory):
-    """Names a model and a text, as metadata."""
+    """Return metadata with a model and a text."""
     file = tmp_path_factory.mktemp("texts") / "text.txt"
     file.write_text("\n\n".join(topics[name] for name in sorted(topics))[:30_000])
     return {"pretrained": str(checkpoint), "document": str(file)}

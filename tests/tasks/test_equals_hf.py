@@ -45,7 +45,7 @@ def symbols(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
-    """Three texts of a few thousand tokens each."""
+    """Write three texts of a few thousand tokens each."""
     folder = tmp_path_factory.mktemp("texts")
     for index in range(3):
         text = PYTHON[index * 12_000 : (index + 1) * 12_000]

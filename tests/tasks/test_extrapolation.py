@@ -47,7 +47,7 @@ def evaluate(lm, **metadata):
     results = simple_evaluate(lm, tasks=[TASK], task_manager=manager, bootstrap_iters=0)
     assert results is not None
     for name, better in results["higher_is_better"][TASK].items():
-        # A verdict is on what longer contexts are worth, and never on a memory that was taken.
+        # Only differences between contexts have a direction, never metrics without a memory.
         assert better is (False if name.startswith("nats_difference") else None), name
     return {
         name.removesuffix(",none"): value

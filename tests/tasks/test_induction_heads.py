@@ -104,7 +104,7 @@ def test_the_interval_of_guessing_holds_chance():
 
 
 def test_a_model_that_sees_no_further_than_its_window():
-    """Recall within 8 keys alone: the query's own is one of them."""
+    """The model recalls within 8 keys only, and the query's own key is one of them."""
 
     def near(context):
         seen = context[-8:-1]

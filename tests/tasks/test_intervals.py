@@ -1,4 +1,4 @@
-"""Estimates over clusters against scipy, and how often their intervals hold the true number."""
+"""Estimates over clusters against scipy, and the coverage of their intervals."""
 
 import itertools
 import math
@@ -16,7 +16,8 @@ GRID = (20, 50, 100, 200)
 
 
 def books(rng, share, agreement, count, questions):
-    """Right and wrong answers to questions on books, the correlation within a book, and books."""
+    """Draw right (1) and wrong (0) answers to questions on books; return them and their books.
+    ``agreement`` is the correlation within a book."""
     if agreement and 0 < share < 1:
         each = rng.beta(*(np.array([share, 1 - share]) * (1 / agreement - 1)), size=count)
     else:
@@ -60,7 +61,7 @@ CASES = [*itertools.product([0.1, 0.5, 0.9], [0.0, 0.3, 0.9], [10, 30])]
 
 @pytest.mark.parametrize("case", fast([(0.1, 0.9, 10), (0.5, 0.3, 30), (0.9, 0.0, 10)], CASES))
 def test_coverage_of_proportions(case):
-    """Where Wilson's interval of all items holds the true share half of the time."""
+    """Intervals hold the true share even where Wilson's over all items hold it half of the time."""
     share, agreement, count = case
     rng = np.random.default_rng([int(share * 10), int(agreement * 10), count])
     ours = theirs = 0
@@ -116,7 +117,7 @@ def test_the_order_of_items_does_not_matter():
 
 
 def measured(shares, count=20, questions=5, grid=GRID):
-    """Answers with exactly these shares, at each length of ``count`` books that are all alike."""
+    """Make answers with exactly these shares of right ones, on ``count`` equal books per length."""
     values, lengths, clusters = [], [], []
     for length, share in zip(grid, shares, strict=True):
         right = round(share * questions)
@@ -200,7 +201,7 @@ def test_effective_lengths():
 
 
 def test_clusters_that_are_asked_at_every_length_are_drawn_whole():
-    """Stretches of text of which half are easy: the easy ones are right at every length."""
+    """Half of the texts are easy, and their answers are right at every length."""
     easy = {f"text {i}": i % 2 for i in range(40)}
     asked = [(right, length, name) for name, right in easy.items() for length in GRID]
     values, lengths, together = zip(*asked, strict=True)

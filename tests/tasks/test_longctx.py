@@ -1,4 +1,4 @@
-"""Loss by position and by context: what is cut from documents, and whole runs of lm_eval."""
+"""Loss by position and by context: cuts of documents, and whole runs of lm_eval."""
 
 import json
 from pydoc_data.topics import topics
@@ -32,7 +32,7 @@ def tokenizer(request, checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three texts of a few thousand tokens each, and one that is short."""
+    """Write three texts of a few thousand tokens each, and a short one."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "deeper").mkdir()
     for index in range(3):
@@ -212,7 +212,7 @@ def test_an_unreadable_text_is_named(checkpoint, tmp_path):
 
 
 def read_by(checkpoint, **metadata):
-    """Tokens that a run reads and asks for, and characters that it tokenises."""
+    """Return a run's counts of tokens, and the number of characters that it tokenises."""
     lm = GriffinLM(pretrained=str(checkpoint), framework="torch", max_batch_size=4)
     encode, characters = lm.tokenizer.encode_batch, []
     lm.tokenizer.encode_batch = lambda some: characters.append(sum(map(len, some))) or encode(some)

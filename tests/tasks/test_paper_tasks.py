@@ -54,7 +54,7 @@ ROWS = {
 
 
 class Longest(LM):
-    """Likes long answers by character; keeps what it is asked."""
+    """A model that prefers long answers, per character, and keeps its requests."""
 
     def __init__(self):
         super().__init__()

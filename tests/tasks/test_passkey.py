@@ -31,7 +31,7 @@ DEPTHS = [0, 25, 50, 75, 100]
 
 @pytest.fixture(scope="module")
 def source(checkpoint, tmp_path_factory):
-    """Names a model and a folder of texts, as metadata."""
+    """Return metadata with a model and a folder of texts."""
     folder = tmp_path_factory.mktemp("texts")
     for index in range(2):
         text = PYTHON[index * 20_000 : (index + 1) * 20_000]
@@ -108,7 +108,7 @@ def test_the_published_prompt(source):
 
 
 def test_the_words_of_ruler():
-    """Those of lm_eval's own task, from its source."""
+    """The words are those in the source of lm_eval's own task."""
     source = (RULER / "prepare_niah.py").read_text() + (RULER / "niah_utils.py").read_text()
     template = re.search(r'TEMPLATE = """(.*?)"""', source)[1].encode().decode("unicode_escape")
     for many, one in (("Some", "A"), ("are all", "is"), ("are", "is")):
@@ -229,7 +229,7 @@ def run_ruler(task, folder, checkpoint):
 
 @pytest.mark.ci
 def test_frequent_words_of_ruler(checkpoint, tmp_path, monkeypatch):
-    """A task of RULER that needs no data: its own files, but for the needles that they include."""
+    """A RULER task that needs no data runs from its own files, without those about needles."""
     for name in ("niah_single_1", "fwe"):
         lines = (RULER / f"{name}.yaml").read_text().splitlines()
         kept = [line for line in lines if "niah_utils" not in line]

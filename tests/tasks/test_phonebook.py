@@ -1,4 +1,4 @@
-"""The phonebook tasks: what is asked, and whole runs of lm_eval."""
+"""The phonebook tasks: questions, and whole runs of lm_eval."""
 
 import hashlib
 import re
@@ -47,8 +47,8 @@ def look_up(prompt):
 
 
 class Model(LM):
-    """Answers every prompt with ``answer(prompt)``, and finds a number as likely as
-    ``score(prompt, number)`` says."""
+    """A model that answers every prompt with ``answer(prompt)``, and gives a number the
+    log-likelihood ``score(prompt, number)``."""
 
     def __init__(self, answer=lambda prompt: "", score=lambda prompt, number: 0.0):
         super().__init__()
@@ -247,7 +247,7 @@ def test_published_format_and_defaults():
         assert drawn <= Counter(lines)  # without replacement
 
 
-# In tokens
+# Lengths in tokens
 
 
 def test_tokens_are_filled(checkpoint):
@@ -332,7 +332,7 @@ def test_accuracy_by_length_and_capacity():
 
 
 def test_by_depth():
-    def answer(prompt):  # knows the first two fifths of a book
+    def answer(prompt):  # finds names in the first two fifths of a book
         book = entries(prompt)
         known = [name for name, _ in book[: len(book) * 2 // 5]]
         return look_up(prompt) if prompt.rsplit("\n", 1)[-1].removesuffix(":") in known else "6"
@@ -345,7 +345,7 @@ def test_by_depth():
 
 
 def test_by_window(checkpoint):
-    def answer(prompt):  # sees what a model without a state would
+    def answer(prompt):  # sees only the context of a model without a state
         near = Model.rows[prompt]["inside_window"]
         return look_up(prompt) if near else "6000000000"
 
@@ -379,7 +379,7 @@ def test_ranks_of_a_model_that_looks_it_up():
 
 
 def test_ranks_are_at_chance_without_the_name():
-    def score(prompt, number):  # likes the latest
+    def score(prompt, number):  # prefers the latest number
         return float(prompt.index(number) if number in prompt else 0)
 
     found = run(Model(score=score), f"{TASK}_rank", {"entries": 40, "samples": 60})[1]
@@ -395,7 +395,7 @@ def test_counterfactual_numbers():
     metadata, task = {"entries": [10, 40], "samples": 3}, f"{TASK}_counterfactual"
     found = run(Model(look_up, score), task, metadata)[1]
     assert (found["follows"], found["prefers@40"], found["effect"]) == (1, 1, 29)
-    known = {}  # a model that has learnt the first number by heart
+    known = {}  # a model that never revises its first answer
 
     def stuck(prompt):
         return known.setdefault(prompt.rsplit("\n", 1)[-1], look_up(prompt))
@@ -414,7 +414,7 @@ def test_a_limit_that_leaves_a_length_out():
     "kind", fast([""], ["", "_absent", "_rank", "_counterfactual", "_jelassi"])
 )
 def test_every_document_scores_every_key(kind):
-    # With documents dealt out to several processes lm_eval fails on keys that one of them lacks.
+    # If several processes share the documents, lm_eval fails on keys that one process lacks.
     task = TASK + kind
     results, _ = run(Model(look_up), task, {"entries": [4, 5], "samples": 1})
     keys = {frozenset(sample["metrics"]) for sample in results["samples"][task]}
@@ -462,7 +462,7 @@ class Counting:
 
 
 def test_many_questions_cost_one_reading_of_the_book(checkpoint):
-    """Beyond the book itself, only the names asked for are read and the answers written."""
+    """Beyond the book itself, only questions are read and answers written."""
     asked = rows(entries=400, samples=1, queries=64, pretrained=str(checkpoint))
     lm = GriffinLM(str(checkpoint), framework="torch", max_batch_size=64)
     lm.tokenizer = counting = Counting(lm.tokenizer)

@@ -81,7 +81,7 @@ def data(tmp_path_factory):
 
 
 def ruler_rows(max_seq_lengths, **_):
-    """Documents as RULER's tasks generate them: theirs need the network for words and essays."""
+    """Return documents in RULER's form. RULER's own need the network for words and essays."""
     rows = [
         {
             "input": BOOK * (length // 512) + "What is the number?",
@@ -127,7 +127,7 @@ def test_the_group_has_every_suite(tasks):
     assert {"swde", "squad_completion", "infinitebench_passkey"} < names
     assert len([name for name in names if name.startswith("babilong")]) == 5
     assert len([name for name in names if name.startswith(("niah", "ruler"))]) == 13
-    # BABILong and RULER each at a length of their own.
+    # BABILong and RULER have different lengths.
     assert found["babilong_qa1"].dataset["qa1"].info.config_name == "8k"
     # Every task has its documents, by whatever name it asks for their split.
     infinite = [name for name in names if name.startswith("infinitebench")]
@@ -152,7 +152,7 @@ def test_the_suites_run(tasks, caplog):
     assert found["infinitebench_code_debug"]["score,none"] == 0.0
     assert found["niah_single_1"]["4096,none"] in (0.0, 1.0)
     costs = [r.getMessage() for r in caplog.records if "tokens to read" in r.getMessage()]
-    # Four choices of each of seven questions about one book.
+    # The book is read once for seven questions with four choices each.
     assert len(BOOK) < int(costs[1].split()[1].replace(",", "")) < 1.5 * len(BOOK)
 
 

@@ -1,4 +1,4 @@
-"""Tokens of the tokenizer that the model's embedding lacks: texts that use them are refused."""
+"""Texts with tokens that the model's embedding lacks are refused."""
 
 import asyncio
 import json
@@ -156,7 +156,7 @@ def test_it_is_said_once_and_special_tokens_without_a_row_are_none(padded, caplo
 
 def test_a_tokenizer_of_another_model_is_refused(padded):
     tokenizer = load_tokenizer(padded)
-    bounded(tokenizer, ROWS - ROWS // 64)  # a few of those that were trained may lack a row
+    bounded(tokenizer, ROWS - ROWS // 64)  # a few trained tokens may lack a row
     rows = ROWS - ROWS // 64 - 1
     with pytest.raises(CheckpointError, match=f"ids up to {PAD}.*only {rows} entries"):
         bounded(tokenizer, rows)
@@ -166,7 +166,7 @@ def test_a_tokenizer_of_another_model_is_refused(padded):
 
 
 def test_an_embedding_with_a_row_less(checkpoint, tmp_path):
-    """Not only added tokens may lack a row."""
+    """Trained tokens, too, may lack a row, not only added ones."""
     folder = shutil.copytree(checkpoint, tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     name = "model.embed_tokens.weight"

@@ -1,4 +1,4 @@
-"""A conversation that goes on from a text is the conversation that has the text in it."""
+"""A conversation continued after a text equals the conversation that contains the text."""
 
 import types
 

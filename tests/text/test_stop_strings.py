@@ -69,7 +69,7 @@ def served(tokenizer, ids, stops):
     stops=st.lists(st.sampled_from(STOPS), max_size=4),
 )
 @example(order=[0, 1], stops=["cd", "bc"])  # both end with one token: "a", not "ab"
-@example(order=[0, 2, 3], stops=["ab"])  # a special token in the midst of it
+@example(order=[0, 2, 3], stops=["ab"])  # a special token within the stop string
 @example(order=[0, 2, 3], stops=["a<pad>"])
 @settings(max_examples=examples(60))
 def test_the_server_and_lm_eval_cut_alike(lm, order, stops):

@@ -1,4 +1,4 @@
-"""Shared beginnings are tokenised once, and the ids are those that lm-eval's own code finds."""
+"""Shared prefixes are tokenised once, and the ids equal those of lm-eval's own code."""
 
 from pydoc_data.topics import topics
 from types import SimpleNamespace
@@ -107,14 +107,14 @@ def gemma(folder):
 
 
 def gemma_json(folder):
-    """As transformers makes it of Gemma's tokenizer.model: one BPE over the whole text."""
+    """Write transformers' conversion of Gemma's tokenizer.model: one BPE over the whole text."""
     piece_model(folder)
     transformers.PreTrainedTokenizerFast.from_pretrained(folder, **NAMES).save_pretrained(folder)
     assert not (folder / "tokenizer.json").read_text().count("Prepend")
 
 
 def gemma_phrases(folder):
-    """Its pieces reach over spaces."""
+    """Write a Gemma-like tokenizer.model whose pieces may contain spaces."""
     piece_model(folder, split_by_whitespace=False)
 
 
@@ -130,7 +130,7 @@ def nfkc(folder):
     piece_model(folder, normalization_rule_name="nfkc")
 
 
-KINDS = {  # where each may be cut
+KINDS = {  # characters at which a text may be cut
     gpt2: " \n",
     llama: " ",
     unknown_pattern: "",
@@ -144,7 +144,7 @@ KINDS = {  # where each may be cut
 }
 
 
-# One of each: cut at both, cut at spaces, of SentencePiece, and not to be cut.
+# One tokenizer of each kind: cut at both, cut at spaces, SentencePiece, never cut.
 CHOSEN = (gpt2, llama, gemma, unknown_pattern)
 
 
@@ -271,7 +271,7 @@ def test_a_context_is_tokenised_once(tokenizer):
     lm.loglikelihood(instances(pairs))
     if tokenizer.boundaries:
         assert counting.characters < 1.05 * len(book)
-    else:  # every text once, whatever is in it
+    else:  # every text once, whatever it contains
         contexts = {context for context, _ in pairs}
         whole = {context + continuation for context, continuation in pairs}
         assert counting.characters == sum(map(len, contexts | whole))
@@ -297,7 +297,7 @@ def test_added_tokens_with_a_space_inside_are_not_cut(content):
 
 
 def test_fields_that_sentencepiece_does_not_know(tmp_path):
-    """It keeps them: a number in place of the trainer's settings, and a group of fields."""
+    """sentencepiece keeps a number in place of the trainer's settings, and a group of fields."""
     gemma(tmp_path)
     file = tmp_path / "tokenizer.model"
     content = file.read_bytes()

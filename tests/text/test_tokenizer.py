@@ -112,7 +112,7 @@ def bpe(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["gemma", "bpe"])
 def either(request):
-    """Each kind of tokenizer, loaded."""
+    """Load each kind of tokenizer."""
     return load_tokenizer(request.getfixturevalue(request.param)[0])
 
 
@@ -136,10 +136,10 @@ def test_sentencepiece_ids_on_any_text(gemma, text):
 @many
 @given(texts)
 def test_special_tokens_in_text_are_read_as_transformers_reads_them(gemma, text):
-    # In exactly Gemma's dialect transformers' conversion is right, so it can be the oracle. Except
-    # for a literal ▁, which it looks for before spaces become one.
+    # For Gemma's settings transformers' conversion is right and can be the reference, except for a
+    # literal ▁, which it looks up before it replaces spaces by ▁.
     text = text.replace("▁", "_")
-    if CONVERTS_OTHERWISE:  # it takes <0x41> in a text for the byte
+    if CONVERTS_OTHERWISE:  # transformers reads <0x41> in a text as the byte
         text = text.replace("<0x", "<0_")
     folder, _ = gemma
     tokenizer = load_tokenizer_once(folder)
@@ -217,7 +217,7 @@ def test_truncation_and_padding_of_the_file_are_off(bpe, tmp_path):
     assert tokenizer.encode(TEXT) == right.encode(TEXT, add_special_tokens=False)
 
 
-# Both
+# Both kinds
 
 
 @many
@@ -278,7 +278,7 @@ def test_spans_of_bytes_and_control_symbols(gemma):
     assert spelt[tokens.index(tokenizer.bos_token_id)] == "<bos>"
     assert spelt[tokens.index(tokenizer.eos_token_id)] == "<eos>"
     begin = spelt.index("東")
-    assert spelt[begin - 2 : begin + 5] == ["", "", "東", "", "", "", "🙂"]  # by their last bytes
+    assert spelt[begin - 2 : begin + 5] == ["", "", "東", "", "", "", "🙂"]  # at their last bytes
     assert tokenizer.spans("").shape == (0, 2)
 
 
@@ -520,7 +520,7 @@ def test_no_json_is_made_where_ids_would_differ(model_file, tmp_path, changes, c
     source = shutil.copytree(model_file, tmp_path / "source")
     raw = train_sentencepiece(source, **changes)
     out = converted(source, tmp_path / "out", "hf")
-    if CONVERTS_OTHERWISE and "model_type" not in changes:  # it knows these
+    if CONVERTS_OTHERWISE and "model_type" not in changes:  # transformers knows these
         auto = transformers.AutoTokenizer.from_pretrained(out)
         assert auto.encode(TEXT, add_special_tokens=False) == raw.encode(TEXT)
         return

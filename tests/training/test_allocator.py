@@ -1,4 +1,4 @@
-"""Memory that a training process frees is used again, without page faults, and only there."""
+"""Training processes, and only these, reuse freed memory without page faults."""
 
 import ctypes
 import os
@@ -42,7 +42,7 @@ GLIBC = pytest.mark.skipif(
 
 
 def faults(call: str, right: str, platforms: str = "cpu") -> int:
-    """Page faults of a thread that allocates, fills and frees three times what it freed before."""
+    """Count a thread's page faults while it reuses the memory that it freed, three times."""
     program = PROGRAM.format(call=call, right=right)
     environment = os.environ | {"JAX_PLATFORMS": platforms}
     command = [sys.executable, "-c", program]

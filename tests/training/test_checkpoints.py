@@ -1,4 +1,4 @@
-"""The checkpoints that ship: their cards, their sizes, and that they score what the cards say."""
+"""The checkpoints that ship: cards, sizes, and scores against the cards' numbers."""
 
 import platform
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run is asked for: options, queue files, rates by group, stages, and where a run ends."""
+"""Options of a run: queue files, learning rates by group, stages, and the last step."""
 
 import dataclasses
 import json
@@ -74,7 +74,7 @@ def test_schedules_rise_and_end_as_they_say():
         assert rates[0] == 0 and rates.max() == pytest.approx(0.5)
         assert rates[-1] == pytest.approx(last, abs=1e-6), name
         assert name == "cosine" or (rates[15:181] == 0.5).all()
-    # A run can be made longer: no step of a constant schedule depends on how many there are.
+    # A run can be extended: steps of a constant schedule do not depend on the number of steps.
     long = make_schedule(dataclasses.replace(recipe, schedule="constant", steps=9000))
     assert [float(long(s)) for s in range(0, 1000, 100)] == [
         rate_of(recipe, s) for s in range(0, 1000, 100)
@@ -137,7 +137,7 @@ def test_a_run_ends_after_two_good_tests_or_its_last_step():
 @pytest.mark.slow
 def test_a_run_is_made_longer_and_ends_where_a_long_one_does(tmp_path, monkeypatch, caplog):
     limit = "orbax.checkpoint.checkpoint_manager._WAIT_FOR_PREV_SAVE_WARNING_THRESHOLD_SECS"
-    monkeypatch.setattr(limit, 0)  # it would warn of every save
+    monkeypatch.setattr(limit, 0)  # unfiltered, every save would warn
     short, long = (order_of(tmp_path, "cut", steps=steps) for steps in (4, 8))
     whole = order_of(tmp_path, "whole", steps=8)
     train_model(short.run, short.output, save_every=2)
@@ -180,7 +180,7 @@ def test_checkpoints_are_saved_and_kept_as_often_as_asked_for(tmp_path):
 
 @pytest.mark.slow
 def test_a_folder_of_an_earlier_version_goes_on(tmp_path):
-    """Its run.json has keys that no longer exist, and lacks those of later versions."""
+    """Its run.json has keys that no longer exist, and lacks keys of later versions."""
     short, long = (order_of(tmp_path, "run", steps=steps) for steps in (2, 4))
     train_model(short.run, short.output, save_every=2)
     file = short.output / "run.json"

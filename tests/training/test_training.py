@@ -1,4 +1,4 @@
-"""Training: what is drawn, what is learnt, and that a run that goes on ends where it would have."""
+"""Training: drawn data, learnt models, and resumed runs, which end like uninterrupted ones."""
 
 import dataclasses
 import json
@@ -138,7 +138,7 @@ def test_rows_depend_on_seed_step_and_purpose_alone(name):
 
 @pytest.mark.parametrize("name", ["phonebook_lookup", "phonebook"])
 def test_batches_that_other_processes_draw_are_the_same(name):
-    """With stages of so many steps, and with stages that results decide on."""
+    """Stages may end after a number of steps, or when results decide so."""
     curriculum = ((5, 0.5), (3, 0.75))
     recipe = dataclasses.replace(RECIPES[name], tokens=512, steps=12, curriculum=curriculum)
     with batches(recipe, 3, processes=2) as take:
