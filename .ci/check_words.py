@@ -90,5 +90,5 @@ def faults(file: Path) -> list[str]:
 
 if __name__ == "__main__":
     printed = [line for name in sys.argv[1:] for line in faults(Path(name))]
-    print("\n".join(printed))
+    print(*printed, sep="\n", end="\n" if printed else "")
     sys.exit(bool(printed))
