@@ -1,4 +1,4 @@
-"""Converts from any format to any other, a tensor at a time, and leaves a manifest as proof."""
+"""Converts from any format to any other, tensor by tensor, and writes a manifest as proof."""
 
 import hashlib
 import json

@@ -20,10 +20,10 @@ from griffin_eval.sharding.split import split_over
 def describe(inspection: Inspection) -> dict[str, Any]:
     """Return the facts that ``griffin-eval inspect`` prints, ready for JSON.
 
-    ``dtypes`` counts parameters by what they are stored or dequantised in. ``quantised`` has
-    ``schemes`` (by how they are stored: parameters, elements, and bits an element with scales) and
-    ``left_alone`` (other names), or is None. A field of ``config`` that nothing states is None, as
-    its ``config_from``.
+    ``dtypes`` counts parameters by the dtype in which they are stored or to which they are
+    dequantised. ``quantised`` has ``schemes`` (parameters, elements, and bits per element with
+    scales, by scheme) and ``left_alone`` (names of other parameters), or is None. For an unknown
+    field, both ``config`` and ``config_from`` have None.
     """
     holds: dict[str, list[str]] = {}
     for binding in inspection.bindings:

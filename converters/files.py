@@ -64,10 +64,10 @@ class TensorFile:
         """Return a tensor in the file.
 
         Args:
-            dtype: Name of its dtype, for people.
+            dtype: Name of the dtype, for messages.
             start: Byte of the file at which its first element is.
             strides: Elements from one index to the next, per dimension; None for C order.
-            stored_as: numpy's name of its dtype; None for ``dtype``.
+            stored_as: numpy's name of the dtype; None if that is ``dtype``.
         """
         stored = stored_as or dtype
         item = ITEM_BYTES.get(stored) or numpy_dtype(stored).itemsize

@@ -76,7 +76,7 @@ class Plan(NamedTuple):
         output, by its name there; empty without a mesh."""
         if self.mesh is None:
             return {}
-        # The parts of a layout are laid out as what they are parts of.
+        # Counts of parts are laid out as shapes are.
         return {
             write.binding.foreign: write.binding.op.foreign_shape(
                 *(self._parts(spec, self.mesh) for spec in write.binding.canonical)

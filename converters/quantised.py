@@ -1,4 +1,4 @@
-"""Parameters that are stored in fewer bits, read as their own libraries read them."""
+"""Quantised parameters, dequantised as their own libraries do it."""
 
 import dataclasses
 import math
@@ -38,9 +38,9 @@ class Quantised:
         codec: ``bitsandbytes``, ``mlx`` or ``gguf``.
         scheme: How it is stored, in a few words.
         bits: Bits that an element takes in the files, scales included.
-        packed_rows: Returns what is stored, unchanged but for scales in 8 bits, which are
-            dequantised; None where it is no matrix in rows of whole bytes, or in blocks of another
-            library.
+        packed_rows: Returns the stored arrays unchanged, except for scales in 8 bits, which are
+            dequantised; None for anything but a matrix in rows of whole bytes, and for blocks of
+            other libraries.
     """
 
     codec: str
@@ -57,7 +57,7 @@ def dequantised(
     quantised: Quantised,
     together: int = _TOGETHER,
 ) -> LazyTensor:
-    """Return a parameter, with at least one axis, that is dequantised while it is read.
+    """Return a parameter of one or more dimensions that is dequantised while it is read.
 
     Args:
         unit: Elements in C order that can be dequantised alone: a row, or a block.
@@ -82,5 +82,5 @@ def dequantised(
 
 
 def bits_of(stored: int, shape: Shape) -> float:
-    """Return the bits of an element of a shape whose parts take so many bytes."""
+    """Return the bits per element of a tensor of a shape that takes ``stored`` bytes."""
     return 8 * stored / max(1, math.prod(shape))

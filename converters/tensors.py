@@ -246,7 +246,7 @@ def changed(tensor: LazyTensor, change: "Callable[[np.ndarray], np.ndarray]") ->
 def by_rows(
     shape: Shape, dtype: str, rows: "Callable[[int, int], np.ndarray]", **facts: Any
 ) -> LazyTensor:
-    """Return a tensor whose rows are computed, all columns of some rows at a time."""
+    """Return a tensor whose rows are computed by ``rows(start, stop)``, with all columns."""
 
     def read(region: Region) -> "np.ndarray":
         first, *others = region
@@ -256,8 +256,8 @@ def by_rows(
 
 
 class Kept:
-    """Keeps the ``count`` blocks that were read last, of tensors whose blocks hold more than one
-    entry of their first axis, so that parameters which share a block read it once."""
+    """A cache of the ``count`` blocks that were read last, so that parameters in one block read it
+    once. It serves tensors whose blocks hold several entries of the first axis."""
 
     def __init__(self, count: int = 2):
         self._count = count
@@ -265,7 +265,7 @@ class Kept:
         self._lock = threading.Lock()
 
     def __call__(self, tensor: LazyTensor) -> LazyTensor:
-        """Return the tensor, read through the blocks that are kept."""
+        """Return the tensor with reads through the cache."""
         grid, shape = tensor.grid, tensor.shape
         if grid is None or len(shape) < 2 or grid[0] == 1 or grid[1:] != shape[1:]:
             return tensor
@@ -340,9 +340,8 @@ def chunk_shape(shape: Shape, item_size: int, limit: int = CHUNK_BYTES) -> Shape
 
 
 def part_chunks(shape: Shape, parts: Shape, item_size: int, limit: int = CHUNK_BYTES) -> Shape:
-    """Return chunks of which none lies in two of the ``parts`` along each dimension, which divide
-    it, and of which those beside each other take at most ``limit`` bytes if they can: one entry or
-    some along the first axes."""
+    """Return the shape of chunks that no boundary between ``parts`` cuts. ``parts`` are counts that
+    divide each dimension. Chunks beside each other take at most ``limit`` bytes, if possible."""
     part = [n // count for n, count in zip(shape, parts, strict=True)]
     chunk, inner = list(part), item_size * math.prod(shape)
     for axis, size in enumerate(shape):
@@ -364,7 +363,7 @@ def pieces_of(array: "np.ndarray", nbytes: int = PIECE_BYTES) -> "Iterator[np.nd
 def together(
     one: "Iterable[np.ndarray]", other: "Iterable[np.ndarray]"
 ) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
-    """Yield the rows of two arrays of one length that come in pieces, as many of each at a time."""
+    """Yield equal numbers of rows of two arrays of one length, which come in pieces."""
     left, right = iter(one), iter(other)
     x, y = next(left, None), next(right, None)
     while x is not None and y is not None:
@@ -408,8 +407,8 @@ def contiguous(array: "np.ndarray") -> "np.ndarray":
 def fill(out: "np.ndarray", values: "np.ndarray") -> None:
     """Copy values of any strides into an array of their shape.
 
-    As numpy does it, but transposed matrices four times as fast: their rows are a few columns long
-    at a time, so that what was read of the source is used before the cache drops it.
+    Transposed matrices are copied four times as fast as by numpy: in bands of a few columns, so
+    that the source's cache lines are used before the cache drops them.
     """
     if out.ndim != 2:
         out[...] = values
@@ -419,8 +418,8 @@ def fill(out: "np.ndarray", values: "np.ndarray") -> None:
 
 
 def drop_pages(array: "np.ndarray") -> None:
-    """Drop the pages of an array over a file that is mapped read-only from this process's memory,
-    once it was read; nothing for other arrays. It may be read again."""
+    """Release the memory of an array over a file that is mapped read-only; leave other arrays
+    alone. The array may be read again."""
     import numpy as np
 
     owner = array
@@ -438,7 +437,7 @@ def drop_pages(array: "np.ndarray") -> None:
 
 
 def bytes_of(piece: "np.ndarray") -> memoryview:
-    """Return the bytes of an array in C order, which are not copied if they lie so."""
+    """Return the bytes of an array in C order, without a copy if they are stored in that order."""
     import numpy as np
 
     return np.ascontiguousarray(piece).view(np.uint8).data
@@ -448,8 +447,8 @@ def not_finite(piece: "np.ndarray") -> int:
     """Return the number of values that are NaN or infinite."""
     import numpy as np
 
-    # numpy has no fast bfloat16. NaN and infinity are its largest bit patterns: of those without
-    # a sign bit as signed numbers, of those with one as unsigned numbers. Nothing is allocated.
+    # numpy is slow with bfloat16. NaN and infinity are the largest bit patterns: as signed numbers
+    # without the sign bit, as unsigned numbers with it. Nothing is allocated.
     if piece.dtype.name == "bfloat16" and piece.size:
         positive, negative = piece.view(np.int16).max(), piece.view(np.uint16).max()
         if positive < 0x7F80 and negative < 0xFF80:

@@ -11,10 +11,10 @@ from griffin_eval.converters.tensors import together
 
 
 class Difference(NamedTuple):
-    """One parameter that is not the same in both.
+    """A parameter that differs between two checkpoints.
 
     Attributes:
-        what: One clause for people.
+        what: Clause that describes the difference.
         largest: Largest absolute difference of two values; NaN where shapes differ or one of them
             is NaN.
         kind: ``values``, ``missing`` or ``shape``; ``dtype`` where the values are equal in two
@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The outcome: fields of the config that differ, and parameters that do."""
+    """The result of a comparison: differing fields of the config, and differing parameters."""
 
     config: list[str]
     tensors: list[Difference]

@@ -31,7 +31,7 @@ from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import parse_json
 from griffin_eval.messages import DAMAGED, brief, listed
 
-# The values of the numbers from 0 to 15; those of fp4 are multiplied by 12.
+# Values of the 4-bit codes 0 to 15; fp4's are multiplied by 12.
 _NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -50,8 +50,8 @@ Tensors = Mapping[str, LazyTensor]
 
 
 def decoded(tensors: Tensors) -> dict[str, LazyTensor]:
-    """Return the tensors with those that bitsandbytes has quantised dequantised, without their
-    parts; CheckpointError for parts that lack others, or contradict them."""
+    """Replace the parts of each parameter that bitsandbytes quantised by the dequantised parameter;
+    CheckpointError for parts that are incomplete or contradict each other."""
     parameters: dict[str, LazyTensor] = {}
     used: set[str] = set()
     problems: list[str] = []

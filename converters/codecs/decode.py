@@ -1,4 +1,4 @@
-"""Recognises quantised checkpoints, and those of kinds that are not read."""
+"""Recognises quantised checkpoints, and quantisations that cannot be read."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,8 @@ from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import read_json
 from griffin_eval.messages import brief
 
-# Other kinds: what config.json calls them, and the ends of names that tensors of them alone have.
+# Quantisations that cannot be read, by name in config.json: name for messages, and endings of
+# tensors' names that no other quantisation has.
 _REFUSED = {
     "gptq": ("GPTQ", (".g_idx",)),
     "awq": ("AWQ", (".qweight", ".qzeros")),
@@ -25,8 +26,8 @@ _READ = ("bitsandbytes", "mlx", "gguf")  # names of the methods in config.json
 
 
 def decoded(container: Container, folder: Path) -> Container:
-    """Return a container with its quantised parameters dequantised, the same one if it has none;
-    CheckpointError if it is quantised in a way that is not read, or damaged."""
+    """Return a container whose quantised parameters are dequantised when they are read;
+    CheckpointError if the quantisation cannot be read, or is damaged."""
     stated = _stated(folder)
     refuse(container, stated, folder)
     tensors = container.tensors

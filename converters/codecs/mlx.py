@@ -24,15 +24,15 @@ _CONVOLUTION = "conv_1d.weight"
 def decoded(
     tensors: Mapping[str, LazyTensor], settings: dict[str, Any], source: str
 ) -> dict[str, LazyTensor]:
-    """Return the tensors with those that MLX has quantised or laid out otherwise as they were.
+    """Return the tensors as they were before MLX quantised some and laid out others differently.
 
     Args:
-        settings: Object about quantisation in config.json: ``group_size`` and ``bits``, and by
-            name of a module what differs there.
-        source: File that holds it, for messages.
+        settings: Object about quantisation in config.json: ``group_size`` and ``bits``, and
+            different values for single modules by the module's name.
+        source: Name of that file, for messages.
 
     Raises:
-        CheckpointError: parts that lack others, or contradict them or the settings.
+        CheckpointError: parts are incomplete, or contradict each other or the settings.
     """
     found, problems = dict(tensors), []
     for name in tensors:

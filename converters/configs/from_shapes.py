@@ -9,7 +9,7 @@ from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.errors import CheckpointError
 
-# No shape depends on these. Those with a number are the same in every published model.
+# Fields that shapes do not show. Fields with a value have it in every published model.
 UNSEEN: dict[str, Any] = {
     "visible_keys": None,
     "embedding_scale": None,
@@ -19,13 +19,13 @@ UNSEEN: dict[str, Any] = {
     "rope_fraction": 0.5,
     "lru_constant": 8.0,
     "hidden_activation": "gelu_pytorch_tanh",
-    "num_kv_heads": 1,  # products with the dimensions of a head are all that shapes say
+    "num_kv_heads": 1,  # shapes show only the product with the head's size
 }
 
 
 def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, Any]:
-    """Return the fields of `GriffinConfig` that shapes by canonical name determine;
-    CheckpointError if tensors are missing without which nothing can be said."""
+    """Return the fields of `GriffinConfig` that follow from shapes by canonical name;
+    CheckpointError if the embedding or all layers are missing."""
 
     def of(name: str, rank: int) -> Shape | None:
         shape = shapes.get(name)
@@ -71,13 +71,13 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
 def complete_fields(
     known: Mapping[str, Any], given: Mapping[str, Any], preset: str | None, source: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of a config from what shapes say and what the user adds, and where each
-    is from. Of those in ``UNSEEN`` some may be lacking.
+    """Return the fields of a config, from shapes and the user's additions, and each field's source.
+    Some of the fields in ``UNSEEN`` may be lacking.
 
     Args:
         known: Fields from `fields_from_shapes`.
         given: Fields that the user sets.
-        preset: Name of a preset that supplies what no shape can say.
+        preset: Name of a preset that supplies the fields that shapes do not show.
 
     Raises:
         CheckpointError: the shapes are not those of the preset, or not those of any model.
@@ -119,7 +119,7 @@ def complete_fields(
 
 
 def ask_for(unknown: Iterable[str], known: Mapping[str, Any], source: str) -> str:
-    """Return the sentence that asks for fields that nothing says."""
+    """Return the sentence that asks the user for unknown fields."""
     fit = [name for name, config in PRESETS.items() if not _differing(known, config)]
     hint = f"; its shapes are those of preset {' or '.join(fit)}" if fit else ""
     return (

@@ -34,18 +34,18 @@ _BLOCKS: dict[str, BlockType] = {"recurrent": "recurrent", "attention": "local_a
 _ACTIVATION = {"hidden_activation": ("hidden_activation", "gelu_pytorch_tanh")}
 _SAME = _INTEGERS | _NUMBERS | _BOOLEANS | _ACTIVATION
 _BLOCK_NAMES = {ours: theirs for theirs, ours in _BLOCKS.items()}
-# Keys with one value that these models can have, and why another one is refused.
+# Keys that these models allow only one value: the value, and why others are refused.
 _FIXED = {
-    # An older key, that transformers reads no more: it scales whatever this says.
+    # An older key that transformers ignores: it always scales.
     "embeddings_scale_by_sqrt_dim": (True, "transformers scales embeddings all the same"),
 }
-# And of the ids of its tokenizer, which are Gemma's.
+# transformers' default token ids, which are Gemma's.
 TOKEN_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 
 
 def read_config(folder: str | Path) -> tuple[GriffinConfig, dict[str, Any]]:
-    """Return the config of a Hugging Face folder, and its config.json as it stands;
-    CheckpointError if there is none, or as of `to_griffin_config`."""
+    """Return the config of a Hugging Face folder, and the content of its config.json;
+    CheckpointError if the file is missing, or for the reasons of `to_griffin_config`."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         found = "the folder lacks it" if path.parent.is_dir() else f"{path.parent} is no folder"
@@ -120,8 +120,8 @@ def to_griffin_config(raw: dict[str, Any], *, source: str) -> GriffinConfig:
 
 
 def stated_fields(raw: dict[str, Any]) -> set[str]:
-    """Return the fields of GriffinConfig that a config.json states; the others are transformers'
-    own."""
+    """Return the fields of GriffinConfig that a config.json states; others have transformers'
+    defaults."""
     nested = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     keys = {field: (key,) for field, (key, _) in _SAME.items()} | {
         "mlp_width": ("intermediate_size",),
@@ -142,8 +142,8 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
     """Return the config.json of a config, such that transformers computes the same model;
     CheckpointError with every field that it cannot express.
 
-    Token ids and dtype are left to whoever knows them. Versions 4 of transformers read RoPE from
-    the top level, later ones from ``rope_parameters``: both are written.
+    Token ids and dtype are left to the caller. Versions 4 of transformers read RoPE from the top
+    level, later ones from ``rope_parameters``: both are written.
     """
     check_expressible(config, FORMATS["hf"])
     rope = {"rope_theta": float(config.rope_base), "partial_rotary_factor": config.rope_fraction}
@@ -165,14 +165,14 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
 
 
 def generation_eos_ids(folder: str | Path) -> tuple[int, ...]:
-    """Return every token id that ends a text: of generation_config.json, else of config.json;
-    none where neither of them says."""
+    """Return every token id that ends a text, from generation_config.json or else config.json;
+    an empty tuple if neither file has any."""
     return _token_ids(folder, "eos_token_id") or ()
 
 
 def token_ids(folder: str | Path) -> dict[str, Any]:
-    """Return the ids of BOS, EOS and padding as config.json writes them, without those that
-    neither it nor generation_config.json says."""
+    """Return the ids of BOS, EOS and padding in the form of config.json, without ids that neither
+    config.json nor generation_config.json states."""
     ids = {key: _token_ids(folder, key) for key in TOKEN_IDS}
     return {
         key: list(found) if len(found) > 1 else (*found, None)[0]
@@ -208,7 +208,7 @@ def _block_pattern(raw: dict[str, Any], problems: list[str]) -> tuple[BlockType,
     if len(written) == 2 and raw["block_types"] != raw["_block_types"]:
         problems.append(f"block_types and _block_types differ: {brief(written)}")
     types = next(iter(written.values()), ["recurrent", "recurrent", "attention"])
-    # transformers takes every other word for attention.
+    # transformers reads any other word as attention.
     if not isinstance(types, list) or not types or any(t not in list(_BLOCKS) for t in types):
         problems.append(
             f"block_types must be one or more of {', '.join(_BLOCKS)}, found {brief(types)}"
@@ -220,8 +220,7 @@ def _block_pattern(raw: dict[str, Any], problems: list[str]) -> tuple[BlockType,
 def _rope(
     raw: dict[str, Any], problems: list[str], number: Callable[[str, Any], float]
 ) -> dict[str, float]:
-    # In transformers' order: rope_scaling replaces rope_parameters, and what stands in either wins
-    # over the top level.
+    # transformers' order: rope_scaling replaces rope_parameters, and both win over the top level.
     nested = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(nested, dict) or any(isinstance(v, dict) for v in nested.values()):
         problems.append(f"rope_parameters must be one flat object, found {brief(nested)}")

@@ -1,4 +1,4 @@
-"""The interface of all containers (safetensors, PyTorch, …), open, written and as kinds."""
+"""The interface of all containers (safetensors, PyTorch, …): readers, writers and kinds."""
 
 import dataclasses
 import re

@@ -27,7 +27,7 @@ from griffin_eval.messages import DAMAGED, brief, listed
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # before 2, counts had 32 bits
-# Types whose elements are stored one by one, and numpy's name of them.
+# Types that are not in blocks -> numpy's names of their dtypes.
 _PLAIN = {
     **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
     **{"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
@@ -113,8 +113,8 @@ class _Entry(NamedTuple):
 
 
 class _Header:
-    """The header, read from its beginning on; ValueError, a phrase that follows the file,
-    wherever it is not as it must be. ``at`` is the byte that is read next."""
+    """A reader of the header from its beginning on; ValueError, a phrase that follows the file's
+    name, where the header is malformed. ``at`` is the byte that is read next."""
 
     def __init__(self, data: mmap.mmap):
         self._data, self._end, self.at = data, min(len(data), _MAX_HEADER), 0
@@ -128,7 +128,7 @@ class _Header:
         self.tensors, self._metadata = self._unpack("QQ")
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata by name: numbers, and None in place of whatever else there is."""
+        """Return the metadata by name: numbers, and None in place of other values."""
         found: dict[str, Any] = {}
         for _ in range(self._metadata):
             name, (kind,) = self._name(), self._unpack("I")

@@ -51,7 +51,7 @@ def _of_shape(shape: Shape) -> LazyTensor:
 
 
 SAME = Op("as it is", lambda x: (x,), lambda x: x)
-TRANSPOSE = Op("transpose", lambda x: (transposed(x),), transposed)  # the axes, however many
+TRANSPOSE = Op("transpose", lambda x: (transposed(x),), transposed)  # any number of axes
 TAPS = Op(  # (K, L) <-> (L, 1, K)
     "taps last",
     lambda x: (expanded(transposed(x), 1),),

@@ -81,7 +81,7 @@ class Names(NamedTuple):
     differs: tuple[str, ...] = ()
 
     def ignored(self, names: Iterable[str]) -> dict[str, str]:
-        """Return those of the names that a pattern fits, and why they are left out."""
+        """Return the names that a pattern fits, each with the reason why it is left out."""
         return {
             name: f"ignored by {self.path.name}"
             for name in names
@@ -89,14 +89,14 @@ class Names(NamedTuple):
         }
 
 
-_EVERY_BLOCK = GriffinConfig(  # every parameter there is, and no two sizes are the same
+_EVERY_BLOCK = GriffinConfig(  # has every kind of parameter, and no two equal sizes
     vocab_size=7,
     width=8,
     mlp_width=5,
     num_heads=2,
     num_layers=2,
     lru_width=12,
-    gate_blocks=1,  # or a dense gate would be none of them
+    gate_blocks=1,  # dense gates must fit, too
     complex_gates=True,
     block_pattern=("recurrent", "local_attention"),
     tie_embeddings=False,
@@ -170,7 +170,7 @@ def write_out(table: Sequence[NameRule], config: GriffinConfig) -> list[Binding]
             for layer in layers
             if layer in stack and rule.block in (None, kinds[layer])
         ]
-        # The others are of the other kind of block.
+        # Skip layers whose kind of block lacks the parameters.
         written = [(i, names) for i, names in written if all(name in specs for name in names)]
         for layer, names in written:
             bound = tuple(specs[name] for name in names)
@@ -239,7 +239,7 @@ def canonical_shapes(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> 
 
 
 def matches(table: Sequence[NameRule], names: Iterable[str]) -> list[tuple[NameRule, str, str]]:
-    """Return every rule that a name fits, with the name and what stands there for ``{layer}``."""
+    """Return every rule that fits a name, with the name and its layer number (or "")."""
     patterns = []
     for rule in table:
         if not rule.foreign:

@@ -37,7 +37,7 @@ _FIELDS = {field.name for field in dataclasses.fields(GriffinConfig)}
 
 
 class _Table:
-    """A table of the file. Whatever is wrong with it is added to ``problems``."""
+    """A table of the file; each fault adds a clause to ``problems``."""
 
     def __init__(self, raw: Any, keys: Collection[str], problems: list[str], where: str = ""):
         self.raw: Mapping[str, Any] = raw if isinstance(raw, dict) else {}
@@ -131,7 +131,7 @@ def _names(file: _Table, path: Path) -> Names:
         if name not in as_it_is:
             file.refuse(f"check of {name!r}: no row gives it as it is")
     foreign = [rule.foreign for rule in (*rows, *(c.rule for c in checks)) if rule.foreign]
-    # The same template may be stacked in several tensors, of other layers each.
+    # Several tensors may hold one template's parameters, if each holds other layers.
     alone = [row for row in rows if row.stack is row.layers is row.block is None]
     canonical = [name for row in alone for name in row.canonical]
     for kind, names in (("foreign", foreign), ("canonical", canonical)):

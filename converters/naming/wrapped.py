@@ -43,13 +43,13 @@ def unwrapped(
     path: Path,
     has_items: bool,
 ) -> Container:
-    """Return a container with the names of a known naming, where that follows without doubt.
+    """Return a container whose tensors have the names of a known naming, if these are certain.
 
     Args:
-        kind: Name of its kind in `griffin_eval.converters.containers.registry`.
-        tables: Names of the parameters in the formats of its kind.
+        kind: Name of the container's kind in `griffin_eval.converters.containers.registry`.
+        tables: Names of the parameters in all formats of that kind.
         tied: Whether the model's output head may be the embedding.
-        has_items: Whether the option ``item`` chooses a part of it.
+        has_items: Whether the option ``item`` can choose a part of the container.
 
     Raises:
         CheckpointError: the parameters lie below a name beside other tensors.
@@ -111,7 +111,7 @@ def _prefixes(names: Iterable[str], norms: Iterable[str]) -> list[str]:
 def _check_prefixes(
     names: _Renaming, prefixes: Sequence[str], container: Container, path: Path, has_items: bool
 ) -> None:
-    """Raise CheckpointError if there are several prefixes, or names without the one there is."""
+    """Raise CheckpointError if there are several prefixes, or names without the only one."""
     (prefix, *others) = prefixes
     beside = [name for name in names if not name.startswith(prefix)]
     if not beside and not others:

@@ -31,7 +31,7 @@ from griffin_eval.json_files import exists
 from griffin_eval.messages import listed
 
 _NEW, _OLD = "new", "old"
-_JOB = "job"  # a file that version 0.1 left there
+_JOB = "job"  # a file that version 0.1 wrote there
 _AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2  # constants of renameat2(2)
 
 
@@ -145,7 +145,7 @@ class SafeOutput:
             if error.errno not in (errno.EWOULDBLOCK, errno.ENOENT):
                 raise
             same = False
-        if not same:  # held, or just removed by who held it
+        if not same:  # locked, or just removed by the process that locked it
             raise BadInput(f"another process is writing {self.destination}: wait until it ends")
 
     def _heal(self) -> None:
@@ -316,8 +316,8 @@ def holds_checkpoint(folder: Path) -> bool:
 def strangers(folder: Path) -> list[str]:
     """Return the names in a folder that are not part of a checkpoint, sorted.
 
-    Known are the files that this package writes, and those that transformers, Orbax, torch and the
-    client of the hub write beside weights. Of a folder that is not known only its name is returned.
+    Files of a checkpoint are those that this package writes, and those that transformers, Orbax,
+    torch and the hub's client write beside weights. An unknown folder is returned as one name.
     """
     names, others = [], []
     is_step = os.path.isfile(folder / STEP_METADATA)
@@ -341,8 +341,8 @@ def _is_known(name: str) -> bool:
 
 
 def _in_folder(entry: os.DirEntry[str], name: str, *, is_step: bool) -> Iterator[str]:
-    """Yield the strangers in a folder of a checkpoint, with their path in that. ``is_step``: it
-    lies in a step of Orbax, so that it may be an item of any name."""
+    """Yield the strangers in a subfolder of a checkpoint, with their paths. ``is_step``: the
+    subfolder lies in a step of Orbax, so that it may be an item of any name."""
     path = Path(entry.path)
     if entry.is_symlink():
         yield f"{name}/"
@@ -373,7 +373,7 @@ def _in_folder(entry: os.DirEntry[str], name: str, *, is_step: bool) -> Iterator
 def _other_files(
     path: Path, name: str, known: re.Pattern[str], folders: re.Pattern[str] | None = None
 ) -> Iterator[str]:
-    """Yield the files in a folder whose names are not known, and other folders than those named."""
+    """Yield files and subfolders whose names do not match ``known`` and ``folders``."""
     with os.scandir(path) as entries:
         for entry in entries:
             within = f"{name}/{entry.name}"

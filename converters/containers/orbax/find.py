@@ -26,13 +26,13 @@ Keys = tuple[str, ...]
 
 _STEP = re.compile(r"(?:.*[_-])?(\d{1,18})")
 _TEMPORARY = (".orbax-checkpoint-tmp", ".orbax-tmp")
-# Part of the name that Orbax, and some releases of transformers, give to a save in progress. What
-# follows it, such as the time, is no step.
+# Part of the name that Orbax, and some releases of transformers, give to a save in progress. The
+# number that follows, such as the time, is no step.
 _SAVING = re.compile(r"(?:.*[._-])?tmp(?:[._-].*)?")
 _ALL_STORED = "store_array_data_equal_to_fill_value"
 _OPTIMIZER = re.compile(r"(opt|optim|optimizer)(_?states?)?|param_states", re.IGNORECASE)
 _RANDOM = re.compile(r"(.*_)?(rngs?|prng|key|seed)(_.*)?", re.IGNORECASE)
-# A tree that has one of these beside other keys holds more than one model, or more than a model.
+# Keys of parameters. Beside other keys, they show that a tree holds more than a single model.
 _COPY = re.compile(r"(.*_)?(params|ema|swa|polyak)(_.*)?", re.IGNORECASE)
 _MODEL_ITEMS = re.compile(r"(train_?)?state|default|model|pytree", re.IGNORECASE)
 _WRAPPERS = frozenset({"params", "state", "train_state", "target", "default"})
@@ -131,8 +131,8 @@ def step_number(folder: Path) -> int | None:
 
 
 class Tree(NamedTuple):
-    """The content of ``_METADATA``. ``sparse``: chunks that are nothing but the fill value may
-    be absent, as Orbax left them out in zarr3 until it noted that it does not."""
+    """The content of ``_METADATA``. ``sparse``: chunks that hold only the fill value may be
+    absent, as in zarr3 by versions of Orbax that do not note that they store all chunks."""
 
     leaves: list[Leaf]
     zarr3: bool
@@ -203,15 +203,15 @@ def is_optimizer(keys: Keys) -> bool:
 
 
 def not_a_parameter(keys: Keys, dtype: str, shape: tuple[int, ...]) -> str:
-    """Return why an array that is not floating point is none of the parameters."""
+    """Return why an array that is not floating point is not a parameter."""
     if any(_RANDOM.fullmatch(key) for key in keys):
         return f"{dtype}, state of random numbers"
     return f"{dtype}, a counter" if not shape else f"{dtype}, not floating point"
 
 
 def strip_leaves(keys: Collection[Keys]) -> dict[Keys, str]:
-    """Return the names of leaves: keys joined by "/", without the ``value`` that NNX ends them
-    with."""
+    """Return the names of leaves: keys joined by "/", without the last key ``value`` (or
+    ``raw_value``) that NNX adds."""
     for ending in _NNX_LEAVES:
         if keys and all(len(path) > 1 and path[-1] == ending for path in keys):
             return {path: "/".join(path[:-1]) for path in keys}

@@ -39,7 +39,7 @@ class _Global(NamedTuple):
 
 
 class _Other(NamedTuple):
-    """Stands for an object that is not a dense tensor."""
+    """A placeholder for an object that is not a dense tensor."""
 
     what: str
 
@@ -99,7 +99,7 @@ def _rebuild_from_type(function, _kind, arguments, _state) -> Any:
     return _REDUCE[function.name](*arguments)
 
 
-# The callables that torch.load(weights_only=True) allows, and what is made in their place.
+# Callables that torch.load(weights_only=True) allows, and the functions called instead of them.
 _REDUCE: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _rebuild_v2,
     "torch._utils._rebuild_tensor_v3": _rebuild_v3,
@@ -111,11 +111,11 @@ _REDUCE: dict[str, Callable[..., Any]] = {
     "torch.serialization._get_layout": lambda _: _Other("a layout"),
     "torch.Size": lambda sizes: sizes,
     "torch.device": lambda *_: _Other("a device"),
-    "collections.OrderedDict": lambda: {},  # items come later; given here, they could be endless
+    "collections.OrderedDict": lambda: {},  # items come later; arguments here could be endless
     "collections.Counter": lambda *_: _Other("a counter"),
     "_codecs.encode": lambda *_: _Other("bytes"),
 }
-for _module in ("builtins", "__builtin__"):  # the second: what protocol 2 calls it
+for _module in ("builtins", "__builtin__"):  # the second is protocol 2's name
     _REDUCE[f"{_module}.set"] = lambda *_: _Other("a set")
     _REDUCE[f"{_module}.complex"] = lambda *_: _Other("a complex number")
     _REDUCE[f"{_module}.bytearray"] = lambda *_: _Other("bytes")
