@@ -49,8 +49,8 @@ class Checkpoint:
         folder: Folder of its config and tokenizer: the path, or the folder of a file.
         bindings: Parameters that each tensor of the container holds.
         format: One of `griffin_eval.converters.formats`, or the user's own.
-        check_parts: Whether what `parts` reads is compared with the manifest.
-        parts_read, parts_checked: Bytes that `parts` read, and those of them that had a checksum.
+        check_parts: Whether data that `parts` reads are compared with the manifest.
+        parts_read, parts_checked: Bytes that `parts` read, and bytes of these with a checksum.
         shapes, dtypes: Shape, and dtype in the files such as ``bfloat16``, by canonical name.
         adapters: Adapters that are merged while parameters are read.
 
@@ -106,7 +106,7 @@ class Checkpoint:
         return self.dtypes[EMBEDDING]
 
     def numpy(self, name: str) -> np.ndarray:
-        """Return a parameter in canonical layout: a view of what was read or mapped."""
+        """Return a parameter in canonical layout: a view of a mapped file, or an array."""
         return self._whole(name).numpy()
 
     def _parameter(self, name: str) -> Parameter:
@@ -170,7 +170,7 @@ class Checkpoint:
         piece.
 
         Raises:
-            CheckpointError: a tensor is not what its checksum says; a file became shorter, or
+            CheckpointError: a tensor does not match its checksum; a file became shorter, or
                 cannot be read.
         """
         tensor, stored, foreign = self._parameter(name)
@@ -211,7 +211,7 @@ class Checkpoint:
         return Parts(self, name, self._whole(name))
 
     def log_parts(self) -> None:
-        """Log how much of what `parts` read could not be checked, if anything could."""
+        """Log how many bytes that `parts` read could not be checked, if some could."""
         unchecked = self.parts_read - self.parts_checked
         if unchecked and self.parts_checked:
             logger.info(
@@ -266,7 +266,7 @@ class Parts:
         dimension.
 
         Raises:
-            CheckpointError: it cannot be read, or a chunk in it is not what its checksum says.
+            CheckpointError: the part cannot be read, or a chunk in it does not match its checksum.
         """
         tensor = self._tensor
         ends = (cut.indices(n) for cut, n in zip(part, tensor.shape, strict=True))
@@ -288,7 +288,7 @@ class Parts:
         return torch_tensor(self._tensor.view(True)[tuple(part)])
 
     def release(self) -> None:
-        """Drop what was read of a mapped file from this process's memory."""
+        """Release the memory of the pages read from a mapped file."""
         if self._tensor.view is not None:
             drop_pages(self._tensor.view(False))
 

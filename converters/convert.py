@@ -72,8 +72,8 @@ def convert_checkpoint(
         command: Command line, for the card of the model.
 
     Raises:
-        CheckpointError: a value does not fit into its new dtype; a parameter is not what the
-            manifest of its checkpoint says; a file changes while it is read.
+        CheckpointError: a value does not fit into its new dtype; a parameter does not match the
+            manifest of its checkpoint; a file changes while it is read.
         ArgumentError: the destination exists.
         BadInput: the disk is too small, or the system refuses.
     """
@@ -300,7 +300,7 @@ def stamps_of(plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def check_unchanged(plan: Plan, stamps: list[tuple[str, int, int]]) -> None:
-    """Raise CheckpointError if a file of a conversion is not what it was."""
+    """Raise CheckpointError if a file that the conversion reads has changed."""
     if changed := sorted(set(stamps) ^ set(stamps_of(plan))):
         raise CheckpointError(
             f"{changed[0][0]} changed while it was read, so that nothing is written: wait until "

@@ -148,7 +148,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def cannot_be_written(path: str | Path, reason: str) -> BadInput:
-    """Return the error for a path, which names its disk where that is what refuses."""
+    """Return the error for a path; it names the disk if the disk fails, is full or read-only."""
     if any(os.strerror(code) in reason for code in _OF_THE_DISK):
         there = os.path.abspath(path)
         while not os.path.ismount(there):

@@ -1,4 +1,4 @@
-"""Finds out what a checkpoint is, and everything that is wrong with it, before a tensor is read."""
+"""Identifies a checkpoint, and collects all its faults, before a tensor is read."""
 
 import dataclasses
 import logging
@@ -109,7 +109,7 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
 
 
 def _examine(known: Inspection, kind: str, names: Names | None, overrides: Overrides) -> None:
-    """Find out naming, config and problems of an opened container."""
+    """Determine the naming, config and problems of an opened container."""
     if names is None and kind != "gguf":
         known.container = _unwrapped(known, kind)
     known.container = container = decoded(known.container, known.folder)
@@ -260,7 +260,7 @@ def _find_config(
     known.unknown = [name for name in UNSEEN if name not in fields]
     if known.unknown:
         known.missing_fields_message = ask_for(known.unknown, from_shapes, path)
-    # No shape depends on these, so that everything else can be checked without them.
+    # No shape depends on these fields, so everything else can be checked without them.
     nothing = {"visible_keys": 1, "embedding_scale": False, "logits_soft_cap": 0.0}
     return GriffinConfig(**{**nothing, **fields}), origins | from_table
 

@@ -43,7 +43,7 @@ Region = tuple[slice, ...]  # a part of an array: a slice of each dimension, wit
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyTensor:
-    """A tensor that is read when it is asked for. Several threads may read.
+    """A tensor whose values are read on demand. Several threads may read.
 
     Attributes:
         dtype: numpy's name of its dtype, such as ``bfloat16``; the container's own name of a dtype

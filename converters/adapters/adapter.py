@@ -227,8 +227,8 @@ def _matching(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
 
 class Adapter:
     """An adapter of peft, a LoRA, rsLoRA or DoRA, in a folder with ``adapter_config.json`` and
-    ``adapter_model.safetensors`` or ``.bin``. CheckpointError if a file is missing or damaged,
-    or says what is not supported.
+    ``adapter_model.safetensors`` or ``.bin``. CheckpointError if a file is missing, damaged or
+    not supported.
 
     Attributes:
         file: Path of the file of tensors.
@@ -309,7 +309,7 @@ def refuse_lone_adapter(path: Path) -> None:
     if not path.is_dir() or not (path / ADAPTER_CONFIG).is_file():
         return
     if any(name != ADAPTER_FILE for name in list_folder(path, "*.safetensors")):
-        return  # a whole model that an adapter lies beside
+        return  # a whole model with an adapter beside it
     has_tensors = (path / ADAPTER_FILE).is_file() or (path / ADAPTER_PICKLE).is_file()
     if (path / "config.json").is_file() and (not has_tensors or torch_files(list_folder(path))):
         return

@@ -1,8 +1,8 @@
 """Merges adapters into the parameters of a model, a piece at a time, in float32.
 
-A parameter W becomes W + Σ w s B A over the adapters, with their weights w and scales s: what
-``add_weighted_adapter`` of peft, with ``combination_type="cat"``, makes of several. It is rounded
-to the dtype that W is stored in once, at the end.
+A parameter W becomes W + Σ w s B A over the adapters, with their weights w and scales s: the result
+of peft's ``add_weighted_adapter`` with ``combination_type="cat"``. The sum is rounded once, at the
+end, to the dtype that W is stored in.
 
 The change of each parameter is read off the names and shapes of an adapter's tensors. peft names
 them after the modules of transformers' RecurrentGemma, as the parameters of a model are named here:

@@ -125,7 +125,7 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
         raise ValueError(f"has a quant_map that is not that of {kind}")
     parts = [name, states[kind], *(f"{name}.{part}" for part in expect)]
     stored, absmax, pairs = tensors[name], tensors[f"{name}.absmax"], pairs_of(code_of(kind))
-    # The packed bytes may be stored as elements of any dtype, so that other code moves them.
+    # Packed bytes may be stored under any dtype: other code moves only some dtypes.
     width = max(1, stored.nbytes // max(1, math.prod(stored.shape)))
 
     def scales_of(start: int, stop: int) -> np.ndarray:

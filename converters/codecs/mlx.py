@@ -116,7 +116,7 @@ def dequantised_groups(
     uint32, the numbers one behind the other; there is one scale and one bias for each group."""
     dtype = scales.dtype
     with np.errstate(all="ignore"):  # non-finite values are counted later
-        # Wide enough that to round its results gives what the dtype's own arithmetic gives.
+        # float32 is so wide that its rounded results equal those of the dtype's own arithmetic.
         values = _numbers(weight.astype("<u4", copy=False), bits).reshape(-1, group)
         values *= scales.reshape(-1, 1).astype(np.float32)
         values = values.astype(dtype).astype(np.float32)

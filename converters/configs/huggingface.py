@@ -1,6 +1,6 @@
 """Reads and writes the config.json of transformers' RecurrentGemma, and reads its token ids.
 
-A key that is absent means what it means to transformers: the default of its RecurrentGemmaConfig.
+An absent key has the default of transformers' RecurrentGemmaConfig.
 """
 
 from collections.abc import Callable

@@ -81,7 +81,7 @@ CONTAINERS: dict[str, ContainerKind] = {
 
 
 def open_container(path: Path, item: str | None = None) -> tuple[str, Container]:
-    """Open whatever lies at a path; return its name in ``CONTAINERS`` and the open container.
+    """Open the container at a path; return its name in ``CONTAINERS`` and the open container.
     NothingThere if nothing looks like a checkpoint, CheckpointError if it cannot be opened."""
     able = {name: kind for name, kind in CONTAINERS.items() if item is None or kind.has_items}
     try:

@@ -1,5 +1,5 @@
-"""The parameters of a model as lazy tensors, made of the tensors of a container; and tensors that
-are no parameters, but must be what a table of names expects of them.
+"""The parameters of a model as lazy tensors, made from a container's tensors; and checks of tensors
+that are no parameters, but must have the values that a names table expects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,8 +79,8 @@ def _canonical(binding: Binding, stored: LazyTensor, kept: Kept) -> Sequence[Laz
 def failed_checks(
     container: Container, bindings: Sequence[Binding], config: GriffinConfig, names: Names
 ) -> list[str]:
-    """Compare the tensors that a table of names checks, those of them that are there; return a
-    clause for each check that fails."""
+    """Compare all tensors that are present and have a check in a names table; return a clause for
+    each check that fails."""
     problems, tensors = [], container.tensors
     for check in names.checks:
         home = change = None

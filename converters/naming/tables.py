@@ -22,7 +22,7 @@ _MAX_LAYERS = 10_000  # more than any model has
 
 
 class NameRule(NamedTuple):
-    """One line of a table: which parameters a foreign tensor holds, and in what layout.
+    """One row of a table: the parameters that a foreign tensor holds, and their layout in it.
 
     Attributes:
         foreign: Name of a tensor; ``{layer}`` stands for the number of a layer, in either name.
@@ -215,7 +215,7 @@ def _parts(rule: NameRule, shape: Shape) -> list[Shape] | None:
 
 
 def canonical_shapes(table: Sequence[NameRule], stored: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return shapes by canonical name, of the tensors whose foreign name the table knows."""
+    """Return the shapes, by canonical name, of all tensors whose foreign names the table has."""
     shapes = {}
     for rule, name, layer in matches(table, stored):
         shape, layers = stored[name], [layer]
@@ -267,8 +267,7 @@ def stacked_layers(rule: NameRule, length: int) -> Sequence[int]:
 
 
 def foreign_name(table: Sequence[NameRule], canonical: str) -> str:
-    """Return the foreign name of a parameter that is of no layer; "" if a table does not name
-    it."""
+    """Return the foreign name of a parameter outside the layers; "" if the table lacks it."""
     return next((rule.foreign for rule in table if rule.canonical == (canonical,)), "")
 
 
@@ -289,7 +288,7 @@ def place_stacks(
 
     Names without the number of a layer (``blocks/mlp_block/…``), all with a first axis of one
     length, hold all layers in order. Of numbered ones (``blocks.0`` to ``blocks.2``, as a scan
-    over groups of three leaves them) nobody can tell whether groups or blocks come first.
+    over groups of three writes them) it is uncertain whether groups or blocks come first.
 
     Returns:
         The table for these tensors, and the names of stacked tensors whose layers are not

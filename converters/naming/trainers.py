@@ -31,7 +31,7 @@ _LAST_NORM, _INPUT_NORM, _MLP_NORM = (
 _ONE_LESS = {"change": Change(MINUS_ONE)}  # norms that are stored as 1 + w
 Rows = dict[str, str | tuple[str, ...]]  # names of parameters by names of tensors
 _EVEN, _ODD = slice(0, None, 2), slice(1, None, 2)
-# Models of another architecture: how names end that only theirs have, and what differs.
+# Models of other architectures: endings that only their tensors' names have, and the differences.
 _OTHERS = (
     (
         ".rlgru_block.rglru.a",
@@ -238,7 +238,7 @@ def _trtllm() -> Names:
         *_layers(attention, "temporal_block.", heads | _linear("dense", "o_proj")),
         *_layers(f"{layer}mlp.", "mlp_block.", mlp),
     ]
-    # The embedding once more, as it is looked up.
+    # A second, scaled embedding, in which tokens are looked up.
     twice = _rule(
         "transformer.vocab_embedding.weight",
         EMBEDDING,

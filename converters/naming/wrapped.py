@@ -1,4 +1,4 @@
-"""Undoes what wrapping a model does to the names of its tensors.
+"""Undoes the changes that wrapping a model makes to the names of its tensors.
 
 torch.compile, DistributedDataParallel, FSDP and trainers put the model into a module or dict, whose
 name then stands in front of every name or in the middle of some. A model saved without its output

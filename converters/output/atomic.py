@@ -149,7 +149,7 @@ class SafeOutput:
             raise BadInput(f"another process is writing {self.destination}: wait until it ends")
 
     def _heal(self) -> None:
-        """Undo, or finish, what a killed run was doing to the destination."""
+        """Undo or finish the work of a killed run on the destination."""
         self._put_old_back()
         for name in (_OLD, _NEW, _JOB):
             path = self._partial / name

@@ -61,9 +61,8 @@ def combined_sha256(hashes: Mapping[str, tuple[str, str]]) -> "hashlib._Hash":
 
 
 def recorded(opened: "Checkpoint | Inspection") -> dict[str, dict[str, Any]]:
-    """Return what a checkpoint's manifest says of its parameters, by canonical name: ``sha256``
-    and ``dtype`` of each, and the `ChunkSums` ``chunks``, None in a manifest of an older
-    version.
+    """Return the entries of a checkpoint's manifest, by canonical name: ``sha256``, ``dtype``, and
+    the `ChunkSums` ``chunks`` (None in a manifest of an older version).
 
     Empty if there is no manifest, or only that of another checkpoint in the folder.
     CheckpointError if it is damaged, or the folder cannot be listed.
@@ -136,7 +135,7 @@ def checksums(opened: "Checkpoint | Inspection") -> list[str]:
 
 
 def mismatch(folder: Path, name: str, dtype: str, sha256: str, entry: dict[str, Any]) -> str | None:
-    """Return a sentence where a parameter is not what the manifest says, else None."""
+    """Return a sentence if a parameter does not match the manifest, else None."""
     if dtype != entry["dtype"]:
         found = f"is {dtype}, and {MANIFEST_FILE} says {entry['dtype']}"
     elif sha256 != entry["sha256"]:
@@ -149,8 +148,8 @@ def mismatch(folder: Path, name: str, dtype: str, sha256: str, entry: dict[str, 
 def check(
     checkpoint: "Checkpoint", progress: Callable[[int], None] = lambda nbytes: None
 ) -> tuple[int, list[str]]:
-    """Compare every parameter of a checkpoint with whatever checksums there are: its own
-    manifest, those of the container, and the hub's of files in its cache.
+    """Compare every parameter of a checkpoint with all available checksums: the manifest's, the
+    container's, and the hub's for files in its cache.
 
     Returns:
         How many parameters were compared, and a sentence for each that differs.

@@ -1,4 +1,4 @@
-"""Downloads a checkpoint from the hub: of all that a repository holds, one format and no more."""
+"""Downloads a checkpoint from the hub: only one of the formats that a repository holds."""
 
 import contextlib
 import glob
@@ -26,8 +26,8 @@ def download(repository: str, revision: str | None = None, subfolder: str | None
     """Return the folder of a checkpoint in huggingface_hub's cache, downloaded if it is not
     there.
 
-    The repository's files are listed first, and what is fetched is of the commit that was
-    listed. Without the hub, what was downloaded before is used.
+    The repository's files are listed first, and files of the listed commit are fetched. If the
+    hub cannot be reached, files that were downloaded before are used.
 
     Args:
         revision: Branch, tag or commit; by default the repository's default branch.
@@ -127,8 +127,8 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
 
 
 def hub_sha256(path: Path) -> str | None:
-    """Return the SHA-256 that the hub has of a large file in its cache, which is called so; else
-    None."""
+    """Return the hub's SHA-256 of a large file in its cache, which is the cached file's name; None
+    for other files."""
     try:
         blob = Path(os.readlink(path))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Finds the arrays' folder within what trainers save, and the parameters within its tree.
+"""Finds the arrays' folder in a trainer's output, and the parameters within its tree.
 
 Orbax saves a tree of arrays as an *item*, a folder with ``_METADATA``. ``CheckpointManager`` keeps
 items in *steps*, and steps in a root: ``root/12000/default``. Nothing here reads an array; only
@@ -78,7 +78,7 @@ def looks_like_orbax(path: str | Path) -> bool:
 
 
 def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
-    """Find the item that is meant: the latest finished step, and the item that is asked for.
+    """Find the item at a path: in a root, within the latest finished step; if named, by its name.
 
     Args:
         path: Item, step or root of steps.
@@ -86,7 +86,7 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
 
     Raises:
         CheckpointError: there is no checkpoint.
-        ArgumentError: there are several items of equal standing, or not the one asked for.
+        ArgumentError: several items are equally likely, or the named one is absent.
     """
     path = Path(path)
     keys = tuple(key for key in (item or "").split("/") if key)

@@ -24,7 +24,7 @@ _DEPTH = 64
 _CHUNKED = "__msgpack_chunked_array__"
 _ARRAY = 1
 _MAX_VALUES = 1 << 17  # far more than any model has; more of a hostile file would fill the memory
-# First byte -> number of bytes that hold a length, and what the length is of.
+# First byte -> number of bytes that hold a length, and the kind of value that has this length.
 _SIZED = {
     **{0xC4: (1, "bytes"), 0xC5: (2, "bytes"), 0xC6: (4, "bytes")},
     **{0xC7: (1, "ext"), 0xC8: (2, "ext"), 0xC9: (4, "ext")},
@@ -161,7 +161,7 @@ class _Decoder:
         ):
             raise ValueError(f"an array of {name} and shape {brief(shape)} with {nbytes} bytes")
         tensor = self._file.tensor(tuple(shape), name, data.start)
-        return dataclasses.replace(tensor, view=None)  # its elements lie at any byte
+        return dataclasses.replace(tensor, view=None)  # its elements may begin at any byte
 
     def _taken(self, at: int, count: int) -> memoryview:
         if at + count > len(self._data):

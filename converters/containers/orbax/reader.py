@@ -1,7 +1,7 @@
 """Reads the parameters of an Orbax checkpoint, whatever trainer wrote it, in bounded memory.
 
 tensorstore reads the arrays; jax and Orbax are not needed. Names of parameters mean nothing here:
-only which part of a tree holds parameters is found out, and what else there is gets listed.
+this module only finds the part of a tree that holds parameters, and lists all other entries.
 """
 
 import dataclasses

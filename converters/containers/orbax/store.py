@@ -115,8 +115,8 @@ class Store:
         return sum(entry not in (".zarray", ".zattrs", ".zgroup", "zarr.json") for entry in entries)
 
     def value(self, key: str) -> tuple[Path, int, int] | None:
-        """Return file, offset and length of what is stored under a key; None where it is not a
-        file's."""
+        """Return the file, offset and length of the value under a key; None if the value is not in
+        a file."""
         if self._remote:
             return None
         if not self.ocdbt:

@@ -51,8 +51,8 @@ _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheck
 
 
 class OrbaxWriter(Writer):
-    """Writes arrays, then on ``close`` what makes them a checkpoint. Threads may write, each
-    another array.
+    """Writes arrays, then on ``close`` the metadata that make them a checkpoint. Several threads
+    may write, each another array.
 
     Leaves are marked as numpy arrays: unlike arrays of jax, which remember devices, they restore
     on any machine, and as arrays of jax where those are asked for.
@@ -118,13 +118,12 @@ class OrbaxWriter(Writer):
         for region, piece in pieces:
             with self._lock:
                 self._drain(_IN_FLIGHT * self._chunk - piece.nbytes)
-                # The piece is nobody else's, so tensorstore may read it whenever it likes.
+                # Nothing else uses this piece, so tensorstore may read it at any time.
                 future = array[region].write(piece, can_reference_source_data_indefinitely=True)
                 self._pending.append((future.commit, piece.nbytes))
 
     def _finish(self) -> None:
-        """Wait for what is being written, and write the metadata. Nothing is fsynced: that is
-        the caller's."""
+        """Wait for pending writes, and write the metadata. The caller has to call fsync."""
         self._drain(0)
         leaves = {}
         for name in self._specs:

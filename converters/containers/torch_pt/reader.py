@@ -36,7 +36,7 @@ from griffin_eval.messages import DAMAGED, brief, is_unicode, listed
 
 SAVE_AGAIN = "load it where it was made and torch.save(model.state_dict(), path) again"
 ROOTS = ("model_state_dict", "state_dict", "params")  # keys under which trainers put the weights
-# Files of a trainer's state, which lie beside weights and hold none.
+# Files of a trainer's state, which are beside weights and hold none.
 _STATES = ("optimizer.*", "scheduler.*", "scaler.*", "rng_state*.pth", "training_args.*")
 
 _ZIP, _LOCAL_HEADER = b"PK\3\4", struct.Struct("<4s22xHH")
@@ -101,7 +101,7 @@ def _unpickle(file: Path, data: mmap.mmap, records: dict[str, Record]) -> Any:
             f"{SAVE_AGAIN}"
         )
     pickled = data[record.start : record.start + record.size]
-    if record.checksum not in (0, zlib.crc32(pickled)):  # 0: torch.save was told not to
+    if record.checksum not in (0, zlib.crc32(pickled)):  # 0: torch.save wrote no checksum
         raise CheckpointError(f"{file}: the checksum of data.pkl is wrong; {DAMAGED}")
     order = records.get(f"{prefix}byteorder")
     if order and data[order.start : order.start + order.size] != b"little":
@@ -154,7 +154,7 @@ def _holds_tensors(file: Path, content: Any) -> bool:
 
 
 def _flatten(file: Path, state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves; no container twice, so that neither loops nor shared nests run away."""
+    """Yield the leaves; CheckpointError for containers that are shared or nested in themselves."""
     seen: set[int] = set()
     stack: list[tuple[str, int, Any]] = [("", 0, state)]
     while stack:

@@ -2,7 +2,7 @@
 
 The archive has the entries that ``torch.save`` writes, in its order, and every storage begins at 64
 bytes. The places of the storages are known beforehand; the CRC-32 of each is written into its entry
-once its bytes are there. Same tensors, same bytes, whatever the file is called.
+once its bytes are there. Equal tensors give equal bytes, whatever the file's name.
 """
 
 import math
