@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as another library names them and lays them out."""
+"""The tensors of a checkpoint in the names and layouts of another library."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Facts of a checkpoint that a user states because its files do not, or wrongly."""
+"""Facts that a user states because a checkpoint's files lack them or state them wrongly."""
 
 import dataclasses
 from pathlib import Path
@@ -11,7 +11,7 @@ from griffin_eval.messages import did_you_mean
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Facts of a checkpoint that a user states because its files do not, or wrongly.
+    """Facts that a user states because a checkpoint's files lack them or state them wrongly.
 
     Attributes:
         preset: Preset that supplies the fields that neither a config nor shapes state.

@@ -14,7 +14,7 @@ def run_all(
     """Call ``function(job, stopped)`` for every job, in threads and in order, and wait for all of
     them.
 
-    ``stopped()`` says whether another job failed, so that this one may end early, by whatever
+    ``stopped()`` returns whether another job failed, so that this one may end early with any
     exception. The first failure is raised.
     """
     failed, lock = threading.Event(), threading.Lock()

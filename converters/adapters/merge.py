@@ -95,8 +95,9 @@ def changes_of(adapter: Adapter, config: GriffinConfig) -> dict[str, Change]:
 def vocabulary_of(adapter: Adapter, config: GriffinConfig) -> int:
     """Return the number of rows that the embedding has once an adapter is merged.
 
-    An adapter trained after the vocabulary was resized holds the whole resized matrix. One that
-    lacks the other of two matrices of that size leaves the size as it is, and is refused later.
+    An adapter trained after the vocabulary was resized holds the whole resized matrix. If embedding
+    and head are two matrices and the adapter holds only one, the size stays, and the adapter is
+    refused later.
     """
     rows: dict[str, int] = {}
     for name, tensor in adapter.container.tensors.items():

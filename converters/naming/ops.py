@@ -94,8 +94,8 @@ MINUS_ONE, SCALE_BY = "minus one", "scale by"
 
 
 class Change(NamedTuple):
-    """A change of the values of a tensor, which gives those of a parameter: ``minus one``, or
-    ``scale by`` a number or one of ``FACTORS``."""
+    """A change from a tensor's values to a parameter's: ``minus one``, or ``scale by`` a number or
+    one of ``FACTORS``."""
 
     name: str
     factor: float | str = 1.0
@@ -106,9 +106,8 @@ class Change(NamedTuple):
         return self._replace(factor=FACTORS[factor](width)) if isinstance(factor, str) else self
 
     def apply(self, values: "np.ndarray") -> "np.ndarray":
-        """Return the changed values: computed in float32 or wider, rounded once to the dtype
-        they had. What is subtracted from 16 or 32 bits is the exact difference, rounded; a
-        product is taken in float64."""
+        """Return the changed values in their dtype. Differences are computed in float32 or wider,
+        so that in 16 and 32 bits they are exact but for one rounding; products in float64."""
         import numpy as np
 
         if self.name == MINUS_ONE:

@@ -2,10 +2,9 @@
 
 A row maps one foreign tensor to one or two canonical ones by an operation that can be undone, or a
 stack of such tensors, one per layer, to the layers that it holds. The same table converts in either
-direction, says which foreign names and shapes a config asks for, and is what the refusals and the
-plans are printed from. What only tables of names that are read have: tensors that are cut into
-parameters, values that are changed, and parameters that are zeros
-(`griffin_eval.converters.naming.parameters`).
+direction, gives the foreign names and shapes for a config, and supplies the text of refusals and
+plans. Only tables for reading may cut tensors into parameters, change values, and have parameters
+that are zeros (`griffin_eval.converters.naming.parameters`).
 """
 
 import fnmatch
@@ -25,18 +24,16 @@ class NameRule(NamedTuple):
     """One row of a table: the parameters that a foreign tensor holds, and their layout in it.
 
     Attributes:
-        foreign: Name of a tensor; ``{layer}`` stands for the number of a layer, in either name.
-            "" if there is none: the parameters are zeros.
-        canonical: Parameters that it holds.
+        foreign: Name of a tensor; ``{layer}`` is a layer's number, here and in ``canonical``.
+            "" if there is no tensor: the parameters are zeros.
+        canonical: Names of the parameters in the tensor.
         op: Layout of the parameters in the tensor, or of each in its part of a tensor that is cut.
-        stack: Layers that one tensor holds, in the order of a first axis that it has beyond what
-            ``op`` says; a slice without an end goes as far as the tensor does. None: no such
-            axis.
-        layers: Layers that the numbers 0, 1, 2, … in the foreign name stand for; None: 0, 1, 2,
-            ….
+        stack: Layers in one tensor, in the order of an additional first axis; a slice without an
+            end reaches to the end of that axis. None: no such axis.
+        layers: Layers with the numbers 0, 1, 2, … in the foreign name; None: layers 0, 1, 2, ….
         block: Kind of blocks that have such a tensor, ``recurrent`` or ``attention``; None: all
             blocks that have the parameters.
-        cut: Axis along which the parameters lie behind each other, in the layout of ``op``.
+        cut: Axis along which the parameters are concatenated, in the layout of ``op``.
         change: Change of the values.
     """
 
@@ -51,8 +48,8 @@ class NameRule(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A tensor that is no parameter, but must have one ``value`` everywhere or, with None, be
-    the parameter of its ``rule`` once more."""
+    """A tensor that is no parameter, but must have one ``value`` everywhere or, if that is None,
+    be a copy of the parameter of its ``rule``."""
 
     rule: NameRule
     value: float | None

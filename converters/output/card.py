@@ -1,4 +1,4 @@
-"""The model card of an output that people load or publish: where its weights are from."""
+"""The model card of a converted checkpoint, which states the source of its weights."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The files that belong to a model beside its weights: tokenizer and settings of generation."""
+"""The files of a model beside its weights: the tokenizer and the settings of generation."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models of Kaggle, where Google publishes RecurrentGemma in DeepMind's formats."""
+"""Downloads of models from Kaggle, where Google publishes RecurrentGemma in DeepMind's formats."""
 
 import re
 from pathlib import Path

@@ -95,7 +95,7 @@ def _joined(value: dict[str, Any]) -> LazyTensor:
 
 
 class _Decoder:
-    """Decodes the values of a file: only those that are there, and not too many of them."""
+    """A decoder of a file's values that reads nothing beyond the file, and limits their number."""
 
     def __init__(self, file: TensorFile):
         self._file, self._data, self._left = file, memoryview(file.data), _MAX_VALUES

@@ -254,8 +254,7 @@ def looks_like_torch(path: str | Path) -> bool:
 
 
 def torch_files(names: Iterable[str]) -> list[str]:
-    """Return those of the names of files in a folder that torch.save gives to weights, of one
-    kind."""
+    """Return the names among a folder's files that torch.save's weights have, of one kind only."""
     names = sorted(n for n in names if not any(fnmatch.fnmatch(n, each) for each in _STATES))
     for pattern in ("*.pt", "*.pth", "pytorch_model*.bin"):
         if matching := fnmatch.filter(names, pattern):
