@@ -3,11 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from griffin_eval.converters.tensors import LazyTensor, Shape, by_rows, numpy_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _TOGETHER = 1 << 18
 
@@ -24,10 +25,10 @@ class PackedRows(NamedTuple):
     """
 
     bits: int
-    elements: np.ndarray
-    scales: np.ndarray
-    shifts: np.ndarray | None = None
-    table: np.ndarray | None = None
+    elements: "np.ndarray"
+    scales: "np.ndarray"
+    shifts: "np.ndarray | None" = None
+    table: "np.ndarray | None" = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ def dequantised(
     shape: Shape,
     dtype: str,
     unit: int,
-    values: Callable[[int, int], np.ndarray],
+    values: "Callable[[int, int], np.ndarray]",
     quantised: Quantised,
     together: int = _TOGETHER,
 ) -> LazyTensor:
@@ -66,7 +67,9 @@ def dequantised(
     """
     unit = max(1, unit)
 
-    def rows(start: int, stop: int) -> np.ndarray:
+    def rows(start: int, stop: int) -> "np.ndarray":
+        import numpy as np
+
         out = np.empty((stop - start, *shape[1:]), numpy_dtype(dtype))
         flat, begin = out.reshape(-1), start * math.prod(shape[1:])
         end, step = begin + flat.size, max(1, together // unit)

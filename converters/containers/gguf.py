@@ -13,9 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from griffin_eval.converters.containers.container import MAX_NAME, Container, in_natural_order
 from griffin_eval.converters.files import TensorFile
@@ -24,6 +22,9 @@ from griffin_eval.converters.tensors import LazyTensor
 from griffin_eval.errors import CheckpointError, MissingExtraError
 from griffin_eval.json_files import list_folder
 from griffin_eval.messages import DAMAGED, brief, listed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # before 2, counts had 32 bits
@@ -197,6 +198,8 @@ def _place(
 ) -> tuple[int, int, LazyTensor]:
     """Return a tensor's offset and size in bytes, and the tensor; ValueError, a phrase that follows
     the tensor's name, if the entry contradicts itself."""
+    import numpy as np
+
     types, quants = gguf().GGMLQuantizationType, gguf().quants
     try:
         kind = types(entry.type)
@@ -223,7 +226,7 @@ def _place(
         raise ValueError(f"is {kind.name}, which the gguf library does not dequantise") from None
     blocks = file.tensor((size // block, nbytes), "uint8", at)
 
-    def values(first: int, last: int) -> np.ndarray:
+    def values(first: int, last: int) -> "np.ndarray":
         # Pass the blocks as one row: the library would handle few rows at a time.
         return quants.dequantize(blocks.rows(first, last).reshape(1, -1), kind)[0]
 

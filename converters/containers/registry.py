@@ -1,7 +1,9 @@
 """The registry of containers. A new kind needs a module in this package and an entry here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from griffin_eval.converters.containers.container import Container, ContainerKind, NothingThere
 from griffin_eval.converters.containers.gguf import gguf_files, looks_like_gguf, one_gguf, open_gguf
@@ -11,25 +13,41 @@ from griffin_eval.converters.containers.orbax.find import (
     TREE_METADATA,
     looks_like_orbax,
 )
-from griffin_eval.converters.containers.orbax.reader import open_orbax
-from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.containers.safetensors.reader import (
     is_weights,
     open_safetensors,
     weight_files,
 )
-from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter, output_files
 from griffin_eval.converters.containers.torch_pt.reader import (
     looks_like_torch,
     one_torch,
     open_torch,
     torch_files,
 )
-from griffin_eval.converters.containers.torch_pt.writer import TorchWriter
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import list_folder
 
 _TORCH_FILE = "model.pt"
+
+
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function or class of this package whose module, which needs NumPy, is imported when
+    it is called, so that a header is read without NumPy."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        found = getattr(import_module(f"griffin_eval.converters.containers.{module}"), name)
+        return found(*arguments, **named)
+
+    return call
+
+
+open_orbax, orbax_writer = (
+    _later("orbax.reader", "open_orbax"),
+    _later("orbax.writer", "OrbaxWriter"),
+)
+output_files = _later("safetensors.writer", "output_files")
+safetensors_writer = _later("safetensors.writer", "SafetensorsWriter")
+torch_writer = _later("torch_pt.writer", "TorchWriter")
 
 # In the order in which they are looked for.
 CONTAINERS: dict[str, ContainerKind] = {
@@ -40,7 +58,7 @@ CONTAINERS: dict[str, ContainerKind] = {
         weight_files=weight_files,
         open=lambda path, item: open_safetensors(path),
         output_files=output_files,
-        open_writer=lambda folder, specs, size, parts: SafetensorsWriter(
+        open_writer=lambda folder, specs, size, parts: safetensors_writer(
             folder, specs, max_shard_size=size
         ),
         needs_config=True,
@@ -53,7 +71,7 @@ CONTAINERS: dict[str, ContainerKind] = {
         weight_files=one_torch,
         open=lambda path, item: open_torch(path, item=item),
         output_files=lambda specs, size: dict.fromkeys(specs, _TORCH_FILE),
-        open_writer=lambda folder, specs, size, parts: TorchWriter(folder / _TORCH_FILE, specs),
+        open_writer=lambda folder, specs, size, parts: torch_writer(folder / _TORCH_FILE, specs),
         has_items=True,
     ),
     "orbax": ContainerKind(  # an item, a step or a root of steps; or flax's msgpack
@@ -62,7 +80,7 @@ CONTAINERS: dict[str, ContainerKind] = {
         recognises=lambda names: not {MANIFEST, MSGPACK, TREE_METADATA}.isdisjoint(names),
         open=lambda path, item: open_orbax(path, item=item),
         output_files=lambda specs, size: dict.fromkeys(specs, "ocdbt database"),
-        open_writer=lambda folder, specs, size, parts: OrbaxWriter(folder, specs, parts=parts),
+        open_writer=lambda folder, specs, size, parts: orbax_writer(folder, specs, parts=parts),
         has_items=True,
         is_folder=True,
         compressed=True,
