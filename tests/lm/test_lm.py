@@ -410,7 +410,9 @@ def test_the_hash_of_weights_follows_them_through_formats(checkpoint, tmp_path):
     def weights(folder, **more):
         more |= {"tokenizer": str(checkpoint), "window": 128}
         lm = GriffinLM(pretrained=str(folder), framework="torch", **more)
-        return lm.get_model_info()["griffin_weights_sha256"]
+        info = lm.get_model_info()
+        assert info["griffin_weights_checked"] is more.get("check", True)
+        return info["griffin_weights_sha256"]
 
     opened = Checkpoint(checkpoint)
     names = ["griffin", "deepmind-torch"]
