@@ -54,7 +54,9 @@ def step(draw, tensor: LazyTensor, array: np.ndarray) -> tuple[LazyTensor, np.nd
     if kind == "expanded":
         return expanded(tensor, axis), np.expand_dims(array, axis)
     if kind == "stacked":
-        return stacked([tensor, filled(tensor.shape, tensor.dtype)]), np.stack([array, 0 * array])
+        return stacked([tensor, filled(tensor.shape, tensor.dtype)]), np.stack(
+            [array, np.zeros_like(array)]
+        )
     if kind == "changed":
         return changed(tensor, lambda x: x + x), array + array
     if kind == "kept":
