@@ -13,7 +13,8 @@ import numpy as np
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
-from griffin_eval.converters.adapters.merge import Change, holds, merged, plan_merge
+from griffin_eval.converters.adapters.changes import Change
+from griffin_eval.converters.adapters.merge import holds, merged, plan_merge
 from griffin_eval.converters.chunk_sums import ChunkSums
 from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.formats import Format
