@@ -56,6 +56,8 @@ class BoundedTokenizer:
                 setattr(self, f"{name}_id", None)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy has no tokenizer yet when it is asked for these
+            raise AttributeError(name)
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str) -> list[int]:

@@ -6,7 +6,6 @@ once its bytes are there. Equal tensors give equal bytes, whatever the file's na
 """
 
 import math
-import os
 import pickle
 import struct
 import zipfile
@@ -58,7 +57,7 @@ class TorchWriter(Writer):
         self._entries[name].CRC = crc
 
     def _finish(self) -> None:
-        """Write the checksums and the directory of the archive, and sync the file."""
+        """Write the checksums and the directory of the archive. The caller has to call fsync."""
         if self._file.closed:
             return
         with writing(self.path):
@@ -66,8 +65,6 @@ class TorchWriter(Writer):
                 self._file.seek(entry.header_offset)
                 self._file.write(entry.FileHeader())
             self._archive.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
             self._file.close()
 
     def _release(self) -> None:

@@ -23,8 +23,8 @@ from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
 MOST_SLOTS = 256  # maximum number of states in the pool
-TREE_SHARE = 8  # an eighth of the memory for states is for the tokens that were read
-LEAST_TREE, MOST_TREE = 1 << 20, 1 << 28  # bytes; a step may have to walk through all of it
+TREE_SHARE = 8  # at most an eighth of the memory for states is for the tokens that were read
+LEAST_TREE, MOST_TREE = 1 << 20, 1 << 28  # bytes; clearing the tree walks through all of it
 MOST_PAUSE = 8  # maximum time to read prompts between decoding steps, in decoding steps
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class Scheduler:
         self.rows = max(1, min(rows or min(runner.decode_rows, 32), budget // (4 * each)))
         tree_bytes = min(max(budget // TREE_SHARE, LEAST_TREE), MOST_TREE)
         # The logits after a state, float32 [V], are kept beside it.
-        kept = (budget - budget // TREE_SHARE) // (each + 4 * runner.config.vocab_size)
+        for_states = budget - min(tree_bytes, budget // TREE_SHARE)
+        kept = for_states // (each + 4 * runner.config.vocab_size)
         fit = min(MOST_SLOTS, kept - self.rows) - len(self._saved)
         slots = max(fit, 2) + len(self._saved)
         self.counts = Counts()
