@@ -58,6 +58,7 @@ def write_weights(config: GriffinConfig, folder: Path, **ids: int) -> None:
 
     rng = np.random.default_rng(0)
     weights = {name: _draw(spec, rng) for name, spec in param_specs(config).items()}
+    folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     raw = to_huggingface(config) | {"dtype": "float32", "pad_token_id": None} | ids
     (folder / "config.json").write_text(json.dumps(raw))
