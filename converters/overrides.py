@@ -48,7 +48,7 @@ class Overrides:
             )
         if self.accept_differences and self.names is None:
             raise ArgumentError(
-                "--accept-differences (accept_differences=True) is of a table of names: add "
+                "--accept-differences (accept_differences=True) needs a table of names: add "
                 "--names (names=), or leave it out"
             )
         dataclasses.replace(PRESETS["recurrentgemma-2b"], **self.fields)

@@ -218,7 +218,7 @@ def _check_tokenizer(source: Checkpoint, rows: int) -> None:
     try:
         tokenizer = load_tokenizer(tokenizer_folder(source.folder))
     except (BadInput, MissingExtraError) as error:
-        logger.warning("whether the tokenizer fits %d rows stays unknown: %s", rows, error)
+        logger.warning("cannot tell whether the tokenizer fits %d rows: %s", rows, error)
         return
     if rows < tokenizer.vocab_size <= source.config.vocab_size:  # the tokenizer fits the source
         raise ArgumentError(

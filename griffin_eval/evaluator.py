@@ -345,7 +345,9 @@ class Evaluator:
         from griffin_eval.states.saved_state import SavedState, origin_of
 
         if self._model.state is not None:
-            raise ArgumentError("a text is read from its beginning: leave state= out")
+            raise ArgumentError(
+                "saving a state reads the text from its beginning: leave state= out"
+            )
         self._model.confirm_weights()
         template = None
         if chat:

@@ -266,7 +266,9 @@ class ModelArguments:
         if stated and self.chunk_tokens is None:
             raise ArgumentError(f"{stated[0]}= needs chunk_tokens=, the size of a chunk")
         if self.token_states and self.token_scores is None:
-            raise ArgumentError("token_states= needs token_scores=, the folder that they go to")
+            raise ArgumentError(
+                "token_states= needs token_scores=, the folder that states are written to"
+            )
         if self.token_states and (self.tensor_parallel_size > 1 or self.state is not None):
             raise ArgumentError(
                 "token_states= reads layers on one device, from the beginning of a text: leave out "
@@ -311,7 +313,7 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
         )
     if "state_cache_size" in values and "state_cache" not in values:
         raise ArgumentError(
-            "state_cache_size= needs state_cache=, the folder that it is of "
+            "state_cache_size= needs state_cache=, the folder that it limits "
             "(--state-cache-size needs --state-cache)"
         )
     values["visible_keys"] = one_visible_keys(values.get("visible_keys"), given.get("window"))

@@ -285,7 +285,7 @@ class OpenModel:
         for name in ("state", "load", "state_cache"):
             if getattr(self.arguments, name) is not None:
                 raise ArgumentError(
-                    f"{name}= is of one checkpoint: leave it out where there are several"
+                    f"{name}= applies to one checkpoint: leave it out where there are several"
                 )
         arguments = self.arguments.named(pretrained=pretrained, revision=revision)
         checkpoint = open_checkpoint(arguments)

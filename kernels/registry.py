@@ -148,7 +148,7 @@ def _tried(kernels: str, error: Callable[[], float]) -> str | None:
         off, reason = float("inf"), f"{kernels} do not run here: {problem}"
     if off <= 0.05:
         return None
-    logger.warning("%s; plain ones do their work", reason)
+    logger.warning("%s; plain implementations are used instead", reason)
     return reason
 
 

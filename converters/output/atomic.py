@@ -236,7 +236,7 @@ def _rename_to_new(source: Path, to: Path) -> None:
                 raise FileExistsError
             os.rename(source, to)
     except FileExistsError:
-        raise ArgumentError(f"{to} came into being meanwhile: remove it or name another") from None
+        raise ArgumentError(f"{to} was created meanwhile: remove it or name another") from None
 
 
 def _renameat2(source: Path, to: Path, flags: int) -> bool:

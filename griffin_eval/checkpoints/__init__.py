@@ -20,7 +20,7 @@ def folder(name: str) -> Path:
     """
     if name not in names():
         raise ArgumentError(
-            f"no checkpoint {name!r} ships: expected one of {', '.join(names())}"
+            f"unknown shipped checkpoint {name!r}: expected one of {', '.join(names())}"
             f"{did_you_mean(name, names())}"
         )
     return Path(__file__).parent / name

@@ -60,7 +60,7 @@ def memory(
     from griffin_eval.opened import open_model
 
     if text is not None and not tokens:
-        raise ArgumentError("--text and --tokens 0: no token of it would be read; leave one out")
+        raise ArgumentError("--tokens 0 reads no token of --text: leave one of them out")
     check_figures_folder(output, formats)
     earlier = sorted(output.glob("memory_*")) if output is not None else []
     if earlier and not overwrite:

@@ -82,9 +82,9 @@ def score(
     Each text is read as a whole, after one BOS (or EOS if there is no BOS), which is not scored.
     """
     if words and not as_csv:
-        raise ArgumentError("--words says what the rows of --csv are: add --csv")
+        raise ArgumentError("--words needs --csv: add --csv")
     if output is not None and not as_csv:
-        raise ArgumentError("--output is the file of --csv: add --csv")
+        raise ArgumentError("--output needs --csv: add --csv")
     if output is not None and output.exists() and (output.is_dir() or not overwrite):
         raise ArgumentError(f"--output {output} exists already: name a new file, or --overwrite")
     if states is not None and states.exists() and (states.is_file() or any(states.iterdir())):

@@ -81,7 +81,7 @@ def serve(
 
     if not is_loopback(host) and not api_key:
         raise ArgumentError(
-            f"--host {host} lets other machines ask: add --api-key, or listen at 127.0.0.1"
+            f"--host {host} lets other machines connect: add --api-key, or listen at 127.0.0.1"
         )
     if system_role not in ("merge", "refuse"):
         raise ArgumentError(f"--system-role {system_role}: expected merge or refuse")
@@ -197,7 +197,7 @@ def _url(host: str, port: int) -> str:
 
 def _not_there(host: str, port: int, why: str) -> ArgumentError:
     return ArgumentError(
-        f"--host {host} --port {port} cannot be listened at ({why}): name another address or port"
+        f"cannot listen at --host {host} --port {port} ({why}): name another address or port"
     )
 
 

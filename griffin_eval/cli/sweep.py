@@ -53,7 +53,7 @@ def sweep(
     if output.exists() and not output.is_dir():
         raise ArgumentError(f"--output {output} is a file: expected a folder")
     if until is not None and not watch:
-        raise ArgumentError("--until says when --watch ends: add --watch")
+        raise ArgumentError("--until needs --watch: add --watch")
     tune_process()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # lm_eval's command line sets it too
     from griffin_eval._plugin import install

@@ -66,7 +66,7 @@ def run_frozen(arguments: Sequence[str], *, suite: Path | None, freeze: Path | N
     with mock.patch("sys.argv", ["lm_eval", "run", *arguments]):
         parsed = command.parse_args()
     if getattr(parsed, "config", None):
-        raise ArgumentError("--config hides what is asked: give its settings as options instead")
+        raise ArgumentError("--config is not supported here: give its settings as options instead")
     given = {name: getattr(parsed, name, None) for name in SETTINGS}
     given = {name: value for name, value in given.items() if value is not None}
     if suite is None:
@@ -79,7 +79,7 @@ def run_frozen(arguments: Sequence[str], *, suite: Path | None, freeze: Path | N
         return
     if given:
         named = ", ".join(f"--{name}" for name in given)
-        raise ArgumentError(f"{suite} says what is asked: leave out {named}")
+        raise ArgumentError(f"{suite} has the settings of the run: leave out {named}")
     _execute_pinned(command, parsed, read_suite(suite), suite)
 
 

@@ -213,7 +213,7 @@ def read_state(path: str | Path) -> SavedState:
             "again with griffin-eval read"
         )
     if not whole:
-        raise CheckpointError(f"{path} is damaged: it is not what was written; read the text again")
+        raise CheckpointError(f"{path} is damaged (its hash is another): read the text again")
     return state
 
 
@@ -265,7 +265,7 @@ def check_origin(
             "the text again with griffin-eval read"
         )
     if not fits(state, config, dtype):
-        raise ArgumentError(f"state={path} has not the tensors of this model's layers")
+        raise ArgumentError(f"state={path} does not have the tensors of this model's layers")
 
 
 def check_weights(path: str | Path, state: SavedState, weights_sha256: str) -> None:

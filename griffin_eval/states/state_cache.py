@@ -125,7 +125,7 @@ class StateCache:
             mine = self._make(tokens, state.tensors).origin
             same = there._replace(written_by="", text="") == mine._replace(written_by="", text="")
             if not same or not fits(state, config, dtype):
-                raise CheckpointError(f"{file} is not the state that its name says")
+                raise CheckpointError(f"{file} does not match the hash in its name")
             return state
 
         return self._load(key, read)
@@ -142,7 +142,7 @@ class StateCache:
             scores, metadata = read_whole(file, "log-probabilities that griffin-eval has kept")
             whole = metadata.get(_SCORES) == hash_of(key, scores)
             if not whole or not self._are_scores(scores, tokens):
-                raise CheckpointError(f"{file} does not hold what its name says")
+                raise CheckpointError(f"{file} does not match the hash in its name")
             return scores
 
         return self._load(key, read)

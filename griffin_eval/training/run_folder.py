@@ -43,7 +43,7 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
                 f"{folder} belongs to another run ({'; '.join(differing)}): name another folder"
             )
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is there and no run: name another folder")
+        raise CheckpointError(f"{folder} exists and is not a training run: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FINISHED_FILE).unlink(missing_ok=True)
     file.write_text(json.dumps(wanted, indent=2) + "\n")

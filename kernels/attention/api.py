@@ -129,9 +129,9 @@ def _check_shapes(
             expected["newest"] = newest, (batch,)
     else:
         if batch != 1:
-            raise ArgumentError("packed segments (starts) lie in one row")
+            raise ArgumentError("packed segments (starts) must lie in one row")
         if remembered is None:
-            raise ArgumentError("packed segments (starts) need what they remember (remembered)")
+            raise ArgumentError("packed segments (starts) need remembered=")
         kept = len(remembered.keys), past, joined
         expected = {
             "starts": (starts, (segments,)),

@@ -69,7 +69,7 @@ def linear(
             inputs.
     """
     if (other is not None) != (then == "mul"):
-        raise ArgumentError(f"linear: other goes with 'mul', found then={then!r}")
+        raise ArgumentError(f"linear: other= needs then='mul', found then={then!r}")
     check_widths(x, weight)
     if isinstance(weight, QuantisedMatrix):
         weight = weight.dense()

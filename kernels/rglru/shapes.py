@@ -46,7 +46,7 @@ def _check(
     states = batch
     if starts is not None:
         if batch != 1 or lengths is None:
-            raise ArgumentError("packed segments (starts) lie in one row and have lengths")
+            raise ArgumentError("packed segments (starts) must lie in one row and have lengths")
         states = len(starts)
     layout = {
         "h0": (h0, (states, width)),

@@ -238,7 +238,7 @@ def test_bad_input(checkpoint, tmp_path):
     for arguments, error, message in (
         (["--text", "{tmp}/none.txt"], ArgumentError, "none.txt cannot be read: No such file"),
         (["--text", "{tmp}/bytes"], ArgumentError, "bytes cannot be read: it is not UTF-8"),
-        (["--text", "{tmp}/bytes", "--tokens", "0"], ArgumentError, "leave one out"),
+        (["--text", "{tmp}/bytes", "--tokens", "0"], ArgumentError, "leave one of them out"),
         (["--tokens", "1"], ArgumentError, "gives 1 tokens of --tokens 1"),
         (["--output", "{tmp}/bytes"], ArgumentError, "bytes is a file: expected a folder"),
         (["--framework", "tensorflow"], ArgumentError, "unknown framework 'tensorflow'"),

@@ -272,7 +272,7 @@ def test_tables_that_are_refused(tmp_path, text, parts):
 
 
 def test_differences_are_accepted_of_a_table_alone(tmp_path):
-    with pytest.raises(ArgumentError, match="--accept-differences .* is of a table of names"):
+    with pytest.raises(ArgumentError, match="--accept-differences .* needs a table of names"):
         Checkpoint(tmp_path, Overrides(accept_differences=True))
 
 

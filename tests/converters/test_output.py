@@ -147,7 +147,7 @@ def test_what_comes_into_being_meanwhile_is_not_replaced(tmp_path, monkeypatch, 
     # The folder may also appear between the last check and the renaming.
     (tmp_path / "full").mkdir()
     monkeypatch.setattr(atomic, "exists", lambda path, **_: False)
-    with pytest.raises(BadInput, match="came into being" if swap else "not empty"):
+    with pytest.raises(BadInput, match="was created" if swap else "not empty"):
         with files.writing(to):
             atomic._rename_to_new(tmp_path / "full", to)
     monkeypatch.undo()

@@ -149,7 +149,7 @@ def test_it_gives_way_where_it_does_not_work(attention, said, monkeypatch, caplo
     q = jnp.zeros((1, 128, 1, 128))
     choice = api.choose(q)
     assert said in choice.refused["tpu"] and choice.name == "plain"
-    assert said in caplog.text and "plain ones do their work" in caplog.text
+    assert said in caplog.text and "plain implementations are used instead" in caplog.text
 
 
 def test_what_it_does_not_take_is_named():

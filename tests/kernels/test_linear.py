@@ -112,7 +112,7 @@ def test_gradients_are_those_of_float64(then):
 def test_what_is_missing_or_for_nothing_is_refused():
     x, weight, bias, other = inputs()
     for arguments in (("mul",), ("gelu", other), ("silu", other)):
-        with pytest.raises(ValueError, match="other goes with 'mul'"):
+        with pytest.raises(ValueError, match="other= needs then='mul'"):
             linear(x, weight, bias, *arguments)
 
 

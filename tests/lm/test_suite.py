@@ -127,7 +127,7 @@ def test_a_suite_says_what_is_asked(frozen):
     for arguments, said in (
         (["--limit", "2"], "leave out --limit"),
         (["--tasks", "a", "--seed", "3"], "leave out --tasks, --seed"),
-        (["--config", "a.yaml"], "--config hides what is asked"),
+        (["--config", "a.yaml"], "--config is not supported here"),
     ):
         with pytest.raises(BadInput, match=said):
             run_frozen([*MODEL, *arguments], suite=frozen, freeze=None)

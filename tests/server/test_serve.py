@@ -430,7 +430,7 @@ def test_an_address_that_is_taken_is_named_before_the_model_is_loaded(server, tm
     port = server.url.rpartition(":")[2]
     for options in (["--port", port], ["--host", "256.1.1.1", "--api-key", "k"]):
         refused = griffin_eval("serve", tmp_path, *options)
-        assert refused.returncode == 2 and "cannot be listened at" in refused.stderr
+        assert refused.returncode == 2 and "cannot listen at" in refused.stderr
 
 
 def test_the_url_that_it_prints_answers_at_every_address():

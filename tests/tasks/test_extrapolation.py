@@ -122,7 +122,7 @@ def test_differences():
 
 def test_metadata_that_cannot_be(metadata):
     for arguments, message in (
-        ({"train_length": None}, "how many tokens had a training sequence.*--metadata"),
+        ({"train_length": None}, "length of training sequences is unknown.*--metadata"),
         ({"train_length": 0}, "train_length must be an integer of at least 1, found 0"),
         ({"multiples": [1, 2.5]}, r"multiples must be integers of at least 1, found \[1, 2.5\]"),
         ({"visible_keys": 0}, "visible_keys must be an integer of at least 1, found 0"),

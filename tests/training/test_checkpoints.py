@@ -67,5 +67,5 @@ def test_the_command_lists_them_and_says_where_they_are():
     done = CliRunner().invoke(app, ["checkpoints", "bytes_grifin"])
     assert isinstance(done.exception, ArgumentError)
     assert "did you mean 'bytes_griffin'?" in str(done.exception)
-    with pytest.raises(ArgumentError, match="no checkpoint 'x' ships"):
+    with pytest.raises(ArgumentError, match="unknown shipped checkpoint 'x'"):
         folder("x")

@@ -330,7 +330,7 @@ def test_a_queue_makes_what_is_left_of_its_runs(tmp_path):
     for _ in range(2):
         done = griffin_eval("train", "--queue", queue)
         assert done.returncode == 1 and "Traceback" not in done.stderr
-        assert "taken is there and no run" in done.stderr
+        assert "taken exists and is not a training run" in done.stderr
         assert done.stdout.count("step 2, test loss") == 2
     assert [m["step"] for m in read_metrics(tmp_path / "b" / "metrics.jsonl")] == [2]
     done = griffin_eval("train", "--until", 2, "--queue", queue)

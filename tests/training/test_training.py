@@ -239,7 +239,7 @@ def test_lines_of_steps_that_were_lost_are_removed(tmp_path):
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(CheckpointError, match="other is there and no run"):
+    with pytest.raises(CheckpointError, match="other exists and is not a training run"):
         train_model(small_run(steps=2, layers=1), tmp_path / "other")
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
 

@@ -115,8 +115,8 @@ def _unpickle(file: Path, data: mmap.mmap, records: dict[str, Record]) -> Any:
         return PickleInterpreter(storages).run(pickled)
     except NotAllowed as error:
         raise CheckpointError(
-            f"{file} holds {error}, which is refused, since what is more than tensors and "
-            f"plain values can be code that runs; if you trust the file, {SAVE_AGAIN}"
+            f"{file} holds {error}, which is refused, since objects other than tensors and "
+            f"plain values may run code; if you trust the file, {SAVE_AGAIN}"
         ) from None
     except Exception as error:  # a malformed pickle may raise any error
         raise CheckpointError(

@@ -128,7 +128,7 @@ def dataset(
     """
     if train_length is None:
         raise ArgumentError(
-            f"{TASK}: how many tokens had a training sequence? Name it with --metadata "
+            f"{TASK}: the length of training sequences is unknown: name it with --metadata "
             """'{"train_length": …}', since no config says it (the paper's models: 2048; """
             "RecurrentGemma: 8192)"
         )
