@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array, ensure_compile_time_eval, lax
 from jax.core import Tracer
 from jaxtyping import Bool, Float, Int
 
@@ -53,9 +53,11 @@ class Embedding(Head):
         self.multiplier, self.vocab_size = config.embedding_multiplier, config.vocab_size
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T W"]:
-        # Indexing wraps or clamps ids outside the vocabulary. Inside jit, ids are unknown.
+        # Indexing wraps or clamps ids outside the vocabulary. Inside jit, only constants are known.
         if not isinstance(tokens, Tracer) and tokens.size:
-            least, most, vocabulary = int(tokens.min()), int(tokens.max()), self.vocab_size
+            with ensure_compile_time_eval():
+                least, most = int(tokens.min()), int(tokens.max())
+            vocabulary = self.vocab_size
             if least < 0 or most >= vocabulary:
                 raise IndexError(
                     f"token ids must be from 0 to {vocabulary - 1}, found {least} to {most}"

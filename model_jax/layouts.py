@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from griffin_eval.kernels.attention.plain_jax import (
     PackedBlocks,
@@ -159,9 +159,9 @@ class PackedLayout(NamedTuple):
         return y, AttentionState(k, v)
 
     def _write(
-        self, pool: Float[Array, "R P X"], new: Float[Array, "N X"], after: Array
-    ) -> Float[Array, "R P X"]:
-        """Write the last P values of every kept segment into the pool."""
+        self, pool: Shaped[Array, "R P X"], new: Float[Array, "N X"], after: Array
+    ) -> Shaped[Array, "R P X"]:
+        """Write the last P values of every kept segment into the pool, which may hold bits."""
         past, (sources, kept, targets) = pool.shape[1], self.rows
         padded = jnp.pad(with_dtype(new, pool.dtype), ((past, 0), (0, 0)))
         behind = jnp.arange(past, dtype=jnp.int32)[:, None]

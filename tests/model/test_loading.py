@@ -47,12 +47,13 @@ else:
     from griffin_eval.model_jax.loading import load
     from griffin_eval.sharding.mesh_jax import make_mesh
     dtype = getattr(jax.numpy, dtype, None)
-    one = jax.numpy.zeros(4)
     if port:
         jax.distributed.initialize("127.0.0.1:" + port, 2, int(rank))
         mesh = make_mesh(jax.devices())
         whole = jax.NamedSharding(mesh, jax.P())
         one = jax.make_array_from_callback((4,), whole, lambda part: jax.numpy.zeros(4)[part])
+    else:
+        one = jax.numpy.zeros(4)
     jax.numpy.isfinite(one.sum()).item()
 before, seen, busy = anonymous(), [], True
 

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -158,3 +159,13 @@ def test_ids_beyond_the_vocabulary_are_refused(name, ids):
     assert np.isfinite(model.step(np.array([[10, 0]]), np.array([2]), model.init_state(1))[0]).all()
     with pytest.raises(IndexError):
         model.model.model.embed_tokens(model._array(np.array(ids)))
+
+
+def test_a_compiled_function_may_hold_its_tokens():
+    model = twin("jax", dataclasses.replace(BASE, vocab_size=11)).model.model
+    inside, beyond = jnp.array([[10, 0]]), jnp.array([[10, 11]])
+    expected = model.embed_tokens(inside)
+    found = jax.jit(lambda: model.embed_tokens(inside))()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(IndexError):
+        jax.jit(lambda: model.embed_tokens(beyond))()
