@@ -1,6 +1,7 @@
 """Logits of full forward passes against the public implementations and the numpy reference."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -20,8 +21,12 @@ from parity import (
 from parity_reference import reference_logits
 from parity_twins import TWINS, twin
 from recorded_oracles import Recorded
+from safetensors.numpy import save_file
 from slow import examples, fast, slow
 from xla_options import FULL_COMPILE
+
+from griffin_eval import Evaluator
+from griffin_eval.converters.configs.huggingface import to_huggingface
 
 LONG = 2 * BASE.visible_keys + 3
 LENGTHS = (1, 2, 3, 5, BASE.visible_keys - 1, BASE.visible_keys, BASE.visible_keys + 1, LONG)
@@ -102,6 +107,20 @@ def test_logits_equal_the_oracle_at_every_length(name, model, ours, length, reco
     ids = tokens(config, 2, length)
     expected = Recorded(name, config).logits(ids)
     compare(record_parity, f"{ours} - {name}", "logits", twin(ours, config).logits(ids), expected)
+
+
+@pytest.mark.parametrize("ours", TWINS)
+def test_the_likeliest_tokens_are_those_of_transformers(ours, tmp_path):
+    """Prompt and answer are longer than the window. The best logit leads by 0.04 at least."""
+    config = MODELS["attention first"]
+    save_file(weights(config), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(to_huggingface(config)))
+    prompts = tokens(config, 4, LONG)
+    expected = Recorded("transformers", config).generation(prompts)
+    found = Evaluator(str(tmp_path), framework=ours).generate(
+        list(prompts), max_new_tokens=expected.shape[1]
+    )
+    np.testing.assert_array_equal([each.tokens for each in found], expected)
 
 
 @pytest.mark.parametrize(

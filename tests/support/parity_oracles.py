@@ -50,6 +50,10 @@ def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
     )
 
 
+GENERATED = 24
+GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
 class Transformers:
     """RecurrentGemmaForCausalLM, which has the same parameter names and window as our models."""
 
@@ -73,6 +77,19 @@ class Transformers:
         )
         gradients = torch.autograd.grad(loss, list(named.values()))
         return {name: to_numpy(g) for name, g in zip(named, gradients, strict=True)}
+
+    def generation(self, tokens):
+        """Return the likeliest token after each of the rows, one row at a time, GENERATED times."""
+        rows = [
+            self.model.generate(
+                row[None],
+                attention_mask=torch.ones_like(row[None]),  # without it, id 0 counts as padding
+                max_new_tokens=GENERATED,
+                **GREEDY,
+            )[0, len(row) :]
+            for row in torch.from_numpy(tokens).long()
+        ]
+        return to_numpy(torch.stack(rows))
 
     def _logits(self, tokens):
         return self.model(input_ids=torch.from_numpy(tokens).long(), use_cache=False).logits

@@ -27,7 +27,7 @@ class Question(NamedTuple):
 
     Attributes:
         name: Key of `parity_oracles.ORACLES`.
-        kind: "logits" or "gradients".
+        kind: "logits", "gradients" or "generation".
         config: Fields of a `GriffinConfig`.
         arrays: Tokens, targets (for gradients) and document starts or None.
         recurrent_param: Value of Λ in every recurrent block, or None for Λ of `parity.weights`.
@@ -54,6 +54,9 @@ class Recorded:
 
     def gradients(self, tokens, targets, resets) -> dict[str, np.ndarray]:
         return self._answer("gradients", tokens, targets, resets)
+
+    def generation(self, tokens) -> np.ndarray:
+        return self._answer("generation", tokens)["generation"]
 
     def _answer(self, kind: str, *arrays) -> dict[str, np.ndarray]:
         asked = [None if array is None else array.tolist() for array in arrays]
@@ -115,7 +118,7 @@ def ask_library(question: Question) -> dict[str, np.ndarray]:
         arrays[1] = arrays[1].astype(np.int32)
     given = arrays if arrays[-1] is not None else arrays[:-1]
     answer = getattr(ORACLES[question.name](config, values), question.kind)(*given)
-    return {"logits": answer} if question.kind == "logits" else answer
+    return answer if question.kind == "gradients" else {question.kind: answer}
 
 
 def with_recurrent_param(weights: dict[str, np.ndarray], value: float) -> dict[str, np.ndarray]:
