@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 from huggingface_hub import ModelCard
-from transformers import GenerationConfig, RecurrentGemmaForCausalLM
+from peers import recurrent_gemma
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 from griffin_eval import convert, verify
@@ -91,5 +92,5 @@ def test_generation_ends_as_it_did_at_the_source(checkpoint, tmp_path, eos):
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         assert getattr(found, key) == expected.get(key), key
     assert found.max_new_tokens == (9 if eos else None)
-    model = RecurrentGemmaForCausalLM.from_pretrained(tmp_path / "out")
+    model = recurrent_gemma().from_pretrained(tmp_path / "out")
     assert model.generation_config.eos_token_id == (eos or expected["eos_token_id"])

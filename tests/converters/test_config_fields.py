@@ -10,6 +10,7 @@ import transformers
 from packaging.version import Version
 from parity import MODELS, tokens, weights
 from parity_twins import TWINS, to_numpy
+from peers import recurrent_gemma
 from safetensors.numpy import load_file, save_file
 from slow import slow
 from tiny_checkpoints import CONFIG, write_griffin, write_source
@@ -39,9 +40,7 @@ THEIRS = dataclasses.replace(
 )
 def test_transformers_and_both_models_read_one_folder(tmp_path):
     write_source(tmp_path / "model", THEIRS)
-    model, report = transformers.RecurrentGemmaForCausalLM.from_pretrained(
-        tmp_path / "model", output_loading_info=True
-    )
+    model, report = recurrent_gemma().from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     ids = tokens(THEIRS, 2, 19)
     expected = to_numpy(model(input_ids=torch.from_numpy(ids).long()).logits)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from parity_oracles import deepmind_config
+from peers import recurrent_gemma
 from safetensors.numpy import load_file, save_file
 from slow import slow
 from tiny_checkpoints import write_all, write_source
@@ -86,13 +87,14 @@ def test_evaluation_reads_every_format(checkpoint, converted, name, framework):
 
 
 def test_transformers_loads_hf_output(converted, checkpoint, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
+    model_class = recurrent_gemma()
     back = to("hf", converted["deepmind-flax"], tmp_path / "hf")
     tokens = torch.arange(3, 300)[None]
     with torch.no_grad():
-        ours = AutoModelForCausalLM.from_pretrained(back)(tokens, use_cache=False).logits
-        theirs = AutoModelForCausalLM.from_pretrained(checkpoint)(tokens, use_cache=False).logits
+        ours = model_class.from_pretrained(back)(tokens, use_cache=False).logits
+        theirs = model_class.from_pretrained(checkpoint)(tokens, use_cache=False).logits
     assert torch.equal(ours, theirs)
     text = "def f(x): return x"
     tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (back, checkpoint)]

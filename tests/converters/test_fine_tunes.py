@@ -7,8 +7,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from peers import recurrent_gemma
 from slow import fast
-from transformers import AutoTokenizer, RecurrentGemmaForCausalLM
+from transformers import AutoTokenizer
 
 from griffin_eval import convert, verify
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -35,7 +36,7 @@ TALK = [{"role": "user", "content": " What is a <tool>? "}, {"role": "model", "c
 def tuned(checkpoint, tmp_path_factory):
     """Write a fine-tune with added tokens, a chat template, and embedding rows for the tokens."""
     folder = tmp_path_factory.mktemp("tuned")
-    model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint)
+    model = recurrent_gemma().from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     tokenizer.add_tokens(ADDED[2:])
     tokenizer.add_special_tokens({"additional_special_tokens": ADDED[:2]})
@@ -79,7 +80,7 @@ def test_the_new_end_of_a_text_ends_it(tuned, tmp_path):
 
 @pytest.mark.parametrize("rows", fast([1031], [1024, 1000, 1088, 1031]))
 def test_embeddings_of_any_size(checkpoint, tmp_path, rows):
-    model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint)
+    model = recurrent_gemma().from_pretrained(checkpoint)
     model.resize_token_embeddings(rows)
     model.save_pretrained(tmp_path / "resized")
     resized = Checkpoint(tmp_path / "resized")
@@ -111,7 +112,7 @@ def test_chat_templates_with_names(tuned, target, tmp_path):
 
 def mixed(checkpoint, folder, *, apart=()):
     """Write matrices in bfloat16, norms, biases and Λ in float32, and ``apart`` in float16."""
-    model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint)
+    model = recurrent_gemma().from_pretrained(checkpoint)
     for name, parameter in model.named_parameters():
         dtype = torch.bfloat16 if parameter.ndim > 1 else torch.float32
         parameter.data = parameter.data.to(torch.float16 if name.endswith(apart) else dtype)
@@ -130,7 +131,7 @@ def test_every_tensor_keeps_its_dtype(checkpoint, tmp_path, target):
 
 def test_mixed_dtypes_are_loaded_as_transformers_loads_them(checkpoint, tmp_path):
     mixed(checkpoint, tmp_path / "mixed")
-    model = RecurrentGemmaForCausalLM.from_pretrained(tmp_path / "mixed", dtype=torch.float32)
+    model = recurrent_gemma().from_pretrained(tmp_path / "mixed", dtype=torch.float32)
     theirs = dict(model.named_parameters())
     for name, value in load(Checkpoint(tmp_path / "mixed"), torch.float32).named_parameters():
         assert torch.equal(value, theirs[name])
@@ -150,7 +151,7 @@ def test_two_dtypes_in_one_tensor_are_asked_for(checkpoint, tmp_path):
 
 def test_an_untied_fine_tune(checkpoint, tmp_path):
     """We read an untied output head of transformers, and transformers reads ours."""
-    model = RecurrentGemmaForCausalLM.from_pretrained(checkpoint, tie_word_embeddings=False)
+    model = recurrent_gemma().from_pretrained(checkpoint, tie_word_embeddings=False)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.1).add_(0.01)
     model.save_pretrained(tmp_path / "untied")
@@ -159,14 +160,14 @@ def test_an_untied_fine_tune(checkpoint, tmp_path):
     again = Checkpoint(to("griffin-orbax", tmp_path / "untied", tmp_path / "orbax"))
     assert verify(again, opened).same
     back = to("hf", tmp_path / "orbax", tmp_path / "back")
-    loaded = RecurrentGemmaForCausalLM.from_pretrained(back)
+    loaded = recurrent_gemma().from_pretrained(back)
     for name, value in model.named_parameters():
         assert torch.equal(loaded.get_parameter(name), value), name
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
     (tmp_path / "untied" / "model.safetensors").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        RecurrentGemmaForCausalLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "tied")
+        recurrent_gemma().from_pretrained(checkpoint).save_pretrained(tmp_path / "tied")
     (tmp_path / "tied" / "config.json").write_bytes((back / "config.json").read_bytes())
     with pytest.raises(CheckpointError, match=r"1 missing \('lm_head.weight'\)"):
         Checkpoint(tmp_path / "tied")

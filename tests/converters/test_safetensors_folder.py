@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from peers import recurrent_gemma
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from slow import examples
-from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from griffin_eval.converters.containers.safetensors.reader import open_safetensors
 from griffin_eval.converters.containers.safetensors.writer import SafetensorsWriter
@@ -73,8 +73,9 @@ def test_folders_of_transformers_are_read_and_written(tmp_path, max_shard_size):
     """File names, shards, index and tensors equal those that transformers writes."""
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 96, "lru_width": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    config = RecurrentGemmaConfig(num_hidden_layers=11, **sizes, **heads)  # layers 2 and 10
-    model = RecurrentGemmaForCausalLM(config).bfloat16()
+    model_class = recurrent_gemma()
+    config = model_class.config_class(num_hidden_layers=11, **sizes, **heads)  # layers 2 and 10
+    model = model_class(config).bfloat16()
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     model.save_pretrained(theirs, max_shard_size=max_shard_size)
     assert (theirs / INDEX).is_file() == (max_shard_size < 10**9)
@@ -100,7 +101,7 @@ def test_folders_of_transformers_are_read_and_written(tmp_path, max_shard_size):
     if (ours / INDEX).exists():
         assert (ours / INDEX).read_text() == (theirs / INDEX).read_text()
     model.config.save_pretrained(ours)
-    loaded = RecurrentGemmaForCausalLM.from_pretrained(ours, dtype=torch.bfloat16).state_dict()
+    loaded = recurrent_gemma().from_pretrained(ours, dtype=torch.bfloat16).state_dict()
     assert all(torch.equal(loaded[name], t) for name, t in model.state_dict().items())
 
 

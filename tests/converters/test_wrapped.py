@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from parity import weights
+from peers import recurrent_gemma
 from safetensors.numpy import save_file
 from slow import slow
 from tiny_checkpoints import CONFIG, tensors_of
@@ -203,10 +204,8 @@ def test_a_model_without_its_output_layer_is_refused_if_it_is_not_tied(tmp_path)
 @pytest.mark.slow
 def test_what_transformers_saves(tmp_path):
     """transformers saves a model whole, without its output layer, and compiled."""
-    import transformers
-
     whole = folder(tmp_path, tensors("canonical"))
-    model = transformers.RecurrentGemmaForCausalLM.from_pretrained(whole, dtype=torch.float32)
+    model = recurrent_gemma().from_pretrained(whole, dtype=torch.float32)
     for name, saved in (("state", model), ("part", model.model)):
         check(save(tmp_path, saved.state_dict()))
         saved.save_pretrained(tmp_path / name)

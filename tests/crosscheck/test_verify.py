@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from parity import BASE as THREE_LAYERS
 from parity import weights
+from peers import recurrent_gemma
 from safetensors.numpy import load_file, save_file
 from slow import ci
 from typer.testing import CliRunner
@@ -200,7 +201,6 @@ def test_models_of_other_sizes(original, only, tmp_path):
 def test_the_distance_of_two_checkpoints(original, only, tmp_path):
     """Distances are those of transformers' probabilities and vectors for the same tokens."""
     import torch
-    from transformers import RecurrentGemmaForCausalLM
 
     only("torch")
     name = "model.layers.0.temporal_block.linear_x.weight"
@@ -213,7 +213,7 @@ def test_the_distance_of_two_checkpoints(original, only, tmp_path):
     tokens = torch.from_numpy(probe.tokens).long()
     log_probabilities, hidden = [], []
     for folder in (original, changed):
-        model = RecurrentGemmaForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        model = recurrent_gemma().from_pretrained(folder, attn_implementation="eager")
         with torch.no_grad():
             found = model.eval()(tokens, output_hidden_states=True, use_cache=False)
         log_probabilities.append(found.logits[0, probe.keep].double().log_softmax(-1))

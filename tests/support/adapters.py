@@ -1,5 +1,6 @@
 """Adapters of peft for a tiny model, with which tests compare our merging."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from parity import BASE, weights
-from parity_oracles import hf_config
+from peers import recurrent_gemma
+from safetensors.torch import save_file
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import peft
-    import transformers
 
 from griffin_eval.config import GriffinConfig
+from griffin_eval.converters.configs.huggingface import to_huggingface
 
 LINEAR = ["linear_x", "linear_y", "linear_out", "q_proj", "k_proj", "v_proj", "o_proj"]
 LINEAR += ["gate_proj", "up_proj", "down_proj"]
@@ -23,18 +25,20 @@ LINEAR += ["gate_proj", "up_proj", "down_proj"]
 def write_base(
     folder: Path, config: GriffinConfig = BASE, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Save a RecurrentGemma with transformers."""
-    model = transformers.RecurrentGemmaForCausalLM(hf_config(config))
-    state = {name: torch.from_numpy(value) for name, value in weights(config).items()}
-    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    model.load_state_dict(state)
-    model.to(dtype).save_pretrained(folder)
+    """Write a folder that transformers reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: torch.from_numpy(value).to(dtype) for name, value in weights(config).items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    raw = to_huggingface(config) | {
+        "dtype": str(dtype).removeprefix("torch."),
+        "pad_token_id": None,
+    }
+    (folder / "config.json").write_text(json.dumps(raw))
 
 
 def load_base(folder: Path, dtype: torch.dtype | str = "auto", vocab: int | None = None) -> Any:
-    model = transformers.RecurrentGemmaForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager"
-    ).eval()
+    model_class = recurrent_gemma()
+    model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     if vocab is not None:
         torch.manual_seed(vocab)  # seed of the added rows
         model.resize_token_embeddings(vocab)

@@ -6,14 +6,15 @@ state, leak over document starts, or refuse a chunk.
 """
 
 import contextlib
+from typing import Any
 
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import transformers
 from parity_twins import to_numpy
+from peers import recurrent_gemma
 from recurrentgemma import common
 from recurrentgemma import jax as deepmind_jax
 from recurrentgemma import torch as deepmind_torch
@@ -22,8 +23,9 @@ from xla_options import QUICK_COMPILE
 from griffin_eval.config import GriffinConfig
 
 
-def hf_config(config: GriffinConfig) -> transformers.RecurrentGemmaConfig:
-    return transformers.RecurrentGemmaConfig(
+def hf_config(config: GriffinConfig) -> Any:
+    """Return the config of transformers' RecurrentGemma."""
+    return recurrent_gemma().config_class(
         vocab_size=config.vocab_size,
         hidden_size=config.width,
         lru_width=config.lru_width,
@@ -60,7 +62,7 @@ class Transformers:
     name = "transformers"
 
     def __init__(self, config: GriffinConfig, weights: dict[str, np.ndarray]):
-        self.model = transformers.RecurrentGemmaForCausalLM(hf_config(config)).eval()
+        self.model = recurrent_gemma()(hf_config(config)).eval()
         state = {name: torch.from_numpy(value) for name, value in weights.items()}
         state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
         self.model.load_state_dict(state)

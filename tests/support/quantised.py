@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from peers import recurrent_gemma
 
 BITS = {  # arguments of BitsAndBytesConfig by name
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
@@ -40,9 +41,13 @@ def load_bitsandbytes(folder: Path, dtype: torch.dtype | str = "auto", **config:
         config = {"quantization_config": transformers.BitsAndBytesConfig(**config)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = transformers.RecurrentGemmaForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", device_map="cpu", **config
-        ).eval()
+        model = (
+            recurrent_gemma()
+            .from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager", device_map="cpu", **config
+            )
+            .eval()
+        )
     for module in model.modules():  # disables a kernel that rounds scales
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
+from peers import recurrent_gemma
 from safetensors.numpy import save_file
 from sentencepiece_models import SPECIAL, TEXT, TURNS, train_sentencepiece
 from slow import examples, fast, slow
@@ -558,6 +559,7 @@ def test_a_model_that_cannot_be_read_is_copied_alone(
 
 
 def test_transformers_loads_what_was_converted_from_another_format(gemma, model_file, tmp_path):
+    model_class = recurrent_gemma()
     source = shutil.copytree(model_file, tmp_path / "source")
     shutil.copytree(gemma[0], source, dirs_exist_ok=True)
     generation = {"eos_token_id": [1, 7], "bos_token_id": 2, "max_length": 99}
@@ -571,7 +573,7 @@ def test_transformers_loads_what_was_converted_from_another_format(gemma, model_
         "<bos><start_of_turn>user\nWhat is <b>yield</b>?<end_of_turn>\n<start_of_turn>model\n"
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
-    assert type(model) is transformers.RecurrentGemmaForCausalLM
+    assert type(model) is model_class
     assert model.generation_config.eos_token_id == [1, 7]
     assert (model.generation_config.bos_token_id, model.generation_config.max_length) == (2, 99)
     original = transformers.AutoModelForCausalLM.from_pretrained(model_file)
