@@ -363,7 +363,7 @@ from griffin_eval.lm.model import GriffinLM
 text = "The unary minus operator yields the negation of its numeric argument. " * 9
 pairs = [(text[i % 3:], f" word {i}") for i in range(9)]
 prompts = [(text[i:], {"max_gen_toks": 5, "do_sample": i > 3}) for i in range(6)]
-forgotten = [(*pairs[0], name) for name in ("nothing", "recurrent", "attention")]
+forgotten = [(text[:210], " word", name) for name in ("nothing", "recurrent", "attention")]
 found = []
 for sizes in json.loads(sys.argv[3]):
     lm = GriffinLM(sys.argv[1], sys.argv[2], device="cpu", dtype="float32", **sizes)
