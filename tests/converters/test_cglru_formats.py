@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from parity import BASE, tokens, weights
-from parity_oracles import deepmind_config, relaxed_jax
 from parity_twins import TWINS, twin
-from recurrentgemma.jax import Griffin
-from recurrentgemma.jax import layers as deepmind_layers
-from recurrentgemma.jax import modules as deepmind_modules
+from peers import deepmind_with_complex_gates
 from slow import fast
 from tiny_checkpoints import write_griffin
 from xla_options import QUICK_COMPILE
@@ -55,17 +52,11 @@ def to(target, source, destination, **options):
     return destination
 
 
-class ComplexBlock(deepmind_modules.ResidualBlock):
-    """DeepMind's block with complex gates, an option that its model never sets."""
-
-    lru_only_real: bool = False
-
-
 def test_flax_names_and_shapes_are_deepminds_own(monkeypatch):
-    monkeypatch.setattr(deepmind_modules, "ResidualBlock", ComplexBlock)
-    with relaxed_jax():
+    deepmind = deepmind_with_complex_gates(monkeypatch)
+    with deepmind.relaxed_jax():
         ids = jax.numpy.zeros((1, 3), "int32")
-        model = Griffin(deepmind_config(CONFIG))
+        model = deepmind.deepmind_jax.Griffin(deepmind.deepmind_config(CONFIG))
         params = jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
     flat = traverse_util.flatten_dict(params, sep="/")
     shapes = {name: leaf.shape for name, leaf in flat.items()}
@@ -88,10 +79,12 @@ def test_there_and_back_is_bit_exact(griffin, flax, tmp_path):
 def test_deepminds_jax_restores_it_and_computes_the_same(flax, monkeypatch):
     import orbax.checkpoint as ocp
 
-    monkeypatch.setattr(deepmind_modules, "ResidualBlock", ComplexBlock)
+    deepmind = deepmind_with_complex_gates(monkeypatch)
     ids = tokens(CONFIG, 2, 9)
-    model = Griffin(deepmind_config(CONFIG), gradient_checkpointing=False)
-    with relaxed_jax():
+    model = deepmind.deepmind_jax.Griffin(
+        deepmind.deepmind_config(CONFIG), gradient_checkpointing=False
+    )
+    with deepmind.relaxed_jax():
         params = ocp.PyTreeCheckpointer().restore(flax)
 
         @jax.jit(compiler_options=QUICK_COMPILE)
@@ -133,7 +126,8 @@ def test_theta_begins_as_deepminds():
     name = "model.layers.0.temporal_block.rg_lru.imaginary_param"
     spec = param_specs(replace(PRESETS["griffin-7b"], complex_gates=True, num_layers=1))[name]
     ours = np.sort(initial_value(spec, seed=0))
-    draw = deepmind_layers.rnn_imag_param_init(max_rad=0.1)
+    layers = pytest.importorskip("recurrentgemma.jax.layers")
+    draw = layers.rnn_imag_param_init(max_rad=0.1)
     theirs = np.sort(np.asarray(draw(jax.random.key(0), spec.shape)))
     assert spec.shape == theirs.shape == (5632 // 2,) and ours.dtype == np.float32
     assert 0 <= ours[0] < ours[-1] <= np.float32(math.pi / 10)

@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from parity_oracles import deepmind_config
 from peers import recurrent_gemma
 from safetensors.numpy import load_file, save_file
 from slow import slow
@@ -102,11 +101,12 @@ def test_transformers_loads_hf_output(converted, checkpoint, tmp_path):
 
 
 def test_deepminds_torch_loads_its_format(converted, equations):
-    from recurrentgemma.torch.griffin import Griffin
-
+    parity_oracles = pytest.importorskip("parity_oracles")
     folder = converted["deepmind-torch"]
     weights = torch.load(folder / "model.pt", weights_only=True)
-    model = Griffin(deepmind_config(Checkpoint(folder).config))
+    model = parity_oracles.deepmind_torch.Griffin(
+        parity_oracles.deepmind_config(Checkpoint(folder).config)
+    )
     model.load_state_dict(weights, strict=True)
     tokens = torch.arange(3, 300)[None]
     with torch.no_grad():
@@ -118,13 +118,15 @@ def test_deepminds_torch_loads_its_format(converted, equations):
 def test_deepminds_jax_restores_its_format(converted, equations, relaxed_jax):
     import jax.numpy as jnp
     import orbax.checkpoint as ocp
-    from recurrentgemma.jax.griffin import Griffin
 
+    parity_oracles = pytest.importorskip("parity_oracles")
     folder = converted["deepmind-flax"]
     tokens = jnp.arange(3, 300)[None]
     with relaxed_jax():
         params = ocp.PyTreeCheckpointer().restore(folder)
-        model = Griffin(deepmind_config(Checkpoint(folder).config))
+        model = parity_oracles.deepmind_jax.Griffin(
+            parity_oracles.deepmind_config(Checkpoint(folder).config)
+        )
         ours, _ = model.apply(
             {"params": params},
             tokens,

@@ -6,31 +6,23 @@ Other tests compare them with the equations, as the model "complex gates".
 from dataclasses import replace
 
 import numpy as np
-import parity_oracles
 import pytest
 from parity import BASE, compare, weights
 from parity_gradients import WHOLE, batch, compare_gradients
-from parity_oracles import DeepMindJax
 from parity_twins import TWINS, twin
-from recurrentgemma.jax import modules as deepmind_modules
+from peers import deepmind_with_complex_gates
 
 from griffin_eval.config import HAWK
 
 
-class ComplexBlock(deepmind_modules.ResidualBlock):
-    """DeepMind's block with an option that its model never sets."""
-
-    lru_only_real: bool = False
-
-
 @pytest.mark.slow
 def test_logits_and_gradients_equal_deepminds(record_parity, monkeypatch):
-    monkeypatch.setattr(deepmind_modules, "ResidualBlock", ComplexBlock)
+    parity_oracles = deepmind_with_complex_gates(monkeypatch)
     ours, theirs = "rg_lru.imaginary_param", "rg_lru.a_imag_param"
     row = (f"recurrent_block.{theirs}", lambda a: a)
     monkeypatch.setitem(parity_oracles._BLOCK, f"temporal_block.{ours}", row)
     config = replace(BASE, complex_gates=True, block_pattern=HAWK, num_layers=1)
-    oracle, ids_and_targets = DeepMindJax(config, weights(config)), batch(config)
+    oracle, ids_and_targets = parity_oracles.DeepMindJax(config, weights(config)), batch(config)
     resets = np.zeros_like(WHOLE)
     resets[0, [6, 7, 15]] = True
     logits = oracle.logits(ids_and_targets[0], resets)
