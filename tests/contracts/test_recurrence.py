@@ -1,4 +1,4 @@
-"""The scan and the RG-LRU of every implementation that runs here, against the float64 reference."""
+"""Contract of every scan and RG-LRU that runs here: the results of the float64 reference."""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""Local attention on a CPU: every implementation against the reference, in every layout."""
+"""Contract of local attention: every implementation on a CPU, in every layout."""
 
 import dataclasses
 

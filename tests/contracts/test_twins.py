@@ -1,4 +1,4 @@
-"""model_torch and model_jax are twins: files, public names, signatures, parameters, states."""
+"""Contract of model_torch and model_jax: files, public names, signatures, parameters, states."""
 
 import ast
 import dataclasses
