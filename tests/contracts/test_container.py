@@ -1,5 +1,6 @@
 """Contract of every container: our readers and the format's library read all written tensors."""
 
+import resource
 import subprocess
 import sys
 
@@ -118,6 +119,18 @@ def test_what_is_written_is_read(kind, tmp_path):
         assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
         for name in names:
             assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("room", [0, 3000])  # bytes of a file
+def test_a_file_that_finds_no_room_is_one_sentence(kind, room, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(BadInput, match="cannot be written"):
+            write(kind, tmp_path / "full", values())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

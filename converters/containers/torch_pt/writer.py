@@ -5,6 +5,7 @@ bytes. The places of the storages are known beforehand; the CRC-32 of each is wr
 once its bytes are there. Equal tensors give equal bytes, whatever the file's name.
 """
 
+import contextlib
 import math
 import pickle
 import struct
@@ -43,11 +44,11 @@ class TorchWriter(Writer):
         self._starts: dict[str, int] = {}
         with writing(self.path):
             self._file = open(self.path, "w+b")
+            self._archive = zipfile.ZipFile(self._file, "w")  # which writes nothing yet
             try:
-                self._archive = zipfile.ZipFile(self._file, "w")
                 self._lay_out()
             except BaseException:
-                self._file.close()
+                self._release()
                 raise
 
     def _write(self, name: str, shape: Shape, dtype: str, chunks: Iterable[np.ndarray]) -> None:
@@ -69,7 +70,8 @@ class TorchWriter(Writer):
 
     def _release(self) -> None:
         self._archive.fp = None  # or its destructor would write a directory
-        self._file.close()
+        with contextlib.suppress(OSError):  # a complete file is closed, another one has failed
+            self._file.close()
 
     def _lay_out(self) -> None:
         """Write all entries but the bytes of the storages."""
