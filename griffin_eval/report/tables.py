@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from griffin_eval.json_files import write_whole
-from griffin_eval.report.labels import at_x, bounded, task_words, y_label
+from griffin_eval.report.labels import at_x, bounded, chart_title, task_words, y_label
 from griffin_eval.report.paired import Difference, not_compared
 from griffin_eval.report.results import Point, Run
 from griffin_eval.report.verdicts import Verdict
@@ -98,10 +98,13 @@ def write_markdown(runs: list[Run], file: Path) -> None:
     keys = dict.fromkeys(key for own in points for key in own)
     lines = ["In brackets: 95% confidence intervals.", ""]
     for task, quantity in dict.fromkeys((task, quantity) for task, quantity, _ in keys):
-        lines += [f"### {_plain(task_words(task))}: {_plain(y_label(quantity))}", ""]
+        xs = [x for t, q, x in keys if (t, q) == (task, quantity)]
+        curve = isinstance(xs[0], int | float)
+        title = f"{task_words(task)}: {y_label(quantity)}"
+        lines += [f"### {_plain(chart_title(runs, task, quantity) if curve else title)}", ""]
         lines.append(f"| | {' | '.join(_plain(run.label) for run in runs)} |")
         lines.append("|---" * (len(runs) + 1) + "|")
-        for x in (x for t, q, x in keys if (t, q) == (task, quantity)):
+        for x in xs:
             cells = [_estimate(own.get((task, quantity, x))) for own in points]
             cells = [re.sub("([<>])", r"\\\1", cell) for cell in cells]  # bounds such as >200
             words = at_x(runs, task, quantity, x) or "all items"

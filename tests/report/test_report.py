@@ -753,7 +753,7 @@ def test_figures_and_tables_for_a_paper(tmp_path):
     assert figure.name == "griffin_passkey_accuracy.pdf"
     assert figure.read_bytes().startswith(b"%PDF")
     text = (out / "results.md").read_text()
-    assert "### Passkey: accuracy" in text and "### lone\\|task" in text
+    assert "### Passkey: accuracy by " in text and "### lone\\|task" in text
     assert "| length 64 tokens | 0.64 [0.32, 1.00] |" in text
     assert "expected some of png, svg, pdf" in sentence(report(file, "-o", out, "--format", "gif"))
 
