@@ -201,16 +201,18 @@ def test_scores_are_those_of_the_logits(kind):
 
 
 @each_in_ci
-def test_a_prediction_that_is_nan_has_no_most_likely_token(kind):
+def test_a_state_that_is_not_finite_has_no_most_likely_token(kind):
     runner = open_runner(kind)
     _, pool = read(runner, runner.open_pool(ROWS, CAPACITY), [([3, 4, 5, 6], -1, 0)])
-    tensors = {name: one * np.nan for name, one in runner.state_tensors(pool, 0, 4).items()}
-    pool = runner.write_state(pool, 1, tensors, 4, CAPACITY)
-    hidden, _ = runner.read(pool, array(1, 1), array(1, 1), array(0, 1), array(-1, -1))
-    greedy = runner.greedy(hidden, array(0, 1))
-    assert greedy[0] >= 0 and greedy[1] == -1
-    (whole, lost), _ = runner.score(hidden, array(0, 1), array(2, 2), array(0, 1), "float32")
-    assert np.isfinite(whole) and np.isnan(lost)
+    tensors = runner.state_tensors(pool, 0, 4)
+    for value in (np.nan, np.inf, -np.inf):
+        lost = {name: np.full_like(one, value) for name, one in tensors.items()}
+        pool = runner.write_state(pool, 1, lost, 4, CAPACITY)
+        hidden, pool = runner.read(pool, array(1, 1), array(1, 1), array(0, 1), array(-1, -1))
+        greedy = runner.greedy(hidden, array(0, 1))
+        assert greedy[0] >= 0 and greedy[1] == -1
+        found, _ = runner.score(hidden, array(0, 1), array(2, 2), array(0, 1), "float32")
+        assert np.isfinite(found[0]) and np.isnan(found[1])
 
 
 @each_runner

@@ -1,6 +1,8 @@
 """A runner in NumPy alone, for tests of everything that calls a runner."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -232,3 +234,35 @@ class FakeRunner:
         outgrown = pos >= capacity + read
         hidden[outgrown] = after[outgrown] = np.nan
         return hidden, after
+
+
+@cache
+def logits_alone(tokens: tuple[int, ...], vocab_size: int = CONFIG.vocab_size) -> np.ndarray:
+    """Return the logits [T, V] of the fake model after every token of one document."""
+    runner, ids, none = FakeRunner(vocab_size), np.array(tokens), np.array([-1])
+    hidden, _ = runner.read(runner.open_pool(1, len(ids)), ids, np.array([len(ids)]), none, none)
+    return runner.logits(hidden, np.arange(len(ids)))
+
+
+def scores_alone(tokens, vocab_size: int = CONFIG.vocab_size) -> tuple[np.ndarray, np.ndarray]:
+    """Return the log-probabilities [T - 1] and greedy flags [T - 1] of all tokens but the first."""
+    logits = logits_alone(tuple(tokens), vocab_size)[:-1].astype(np.float64)
+    logprobs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    return logprobs[np.arange(len(logits)), tokens[1:]], logits.argmax(1) == tokens[1:]
+
+
+def continuation_alone(
+    tokens,
+    count: int,
+    choose: Callable[[np.ndarray], int] = np.argmax,
+    eos: int = -1,
+    vocab_size: int = CONFIG.vocab_size,
+) -> list[int]:
+    """Return up to ``count`` tokens after a document, or those before ``eos``."""
+    ids = tuple(tokens)
+    while len(ids) < len(tokens) + count:
+        token = int(choose(logits_alone(ids, vocab_size)[-1]))
+        if token == eos:
+            break
+        ids = (*ids, token)
+    return list(ids[len(tokens) :])
