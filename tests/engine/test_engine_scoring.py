@@ -112,19 +112,6 @@ def test_progress_counts_every_token_once(framework):
     assert stats.tokens_requested == 699 + 20 + 1
 
 
-@torch_quickly
-def test_softmax_dtype_is_honoured(framework):
-    runner, tokens = small_runner(framework), Scorable(random_ids(50, 0), 1)
-
-    def total(dtype):
-        return scores(runner, [tokens], softmax_dtype=dtype)[0].logprobs
-
-    assert 0 < np.abs(total("float64") - total("float32")).max() < 1e-5
-    # Values of up to 25 nats, of which bfloat16 has eight bits.
-    wide, narrow = total("float32"), total("bfloat16")
-    assert 1e-3 < np.abs(narrow - wide).max() < 2**-7 * np.abs(wide).max()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_few_shapes_are_compiled(framework):
