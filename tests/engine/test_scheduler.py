@@ -1,4 +1,4 @@
-"""The live scheduler: the same answers as the engine gives, whatever comes and goes meanwhile."""
+"""The live scheduler: the answers of each request alone, whatever comes and goes meanwhile."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_runner import FakeRunner, continuation_alone, scores_alone
 from fixtures_engine import (
     Around,
     Damaged,
@@ -19,7 +20,7 @@ from fixtures_engine import (
 )
 from parity import BASE
 from scheduler_worker import Answer, ask
-from slow import ci, slow
+from slow import ci
 
 from griffin_eval.checkpoints import folder
 from griffin_eval.engine.generation import Prompt
@@ -27,21 +28,20 @@ from griffin_eval.engine.live import prompt_reader
 from griffin_eval.engine.live import scheduler as live
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.engine.live.scheduler import Scheduler
-from griffin_eval.engine.sampling import Sampling
+from griffin_eval.engine.sampling import Chooser, Sampling
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
-TORCH_QUICKLY = pytest.mark.parametrize("framework", ["torch", slow("jax")])
 
 
-def few(framework, states=8, **arguments):
-    runner = small_runner(framework)
-    budget = states * runner.state_bytes(runner.padded_tokens(1 << 10))
+def few(runner=None, states=8, **arguments):
+    runner = runner or FakeRunner()
+    budget = states * (runner.state_bytes(1 << 10) + 4 * runner.config.vocab_size)
     arguments = {"rows": 2, "capacity": 1 << 10, "state_bytes": budget} | arguments
     return Scheduler(runner, **arguments)
 
 
-def check_scores(tokens, scores, first=1, tolerance=2e-4):
-    logprobs, greedy = reference_scores(tuple(tokens))
+def check_scores(tokens, scores, first=1, reference=scores_alone, tolerance=1e-5):
+    logprobs, greedy = reference(tuple(tokens))
     np.testing.assert_allclose(scores.logprobs, logprobs[first - 1 :], atol=tolerance)
     best = scores.top_tokens[:, 0] == np.array(tokens[first:])
     assert (best == greedy[first - 1 :]).all()
@@ -50,7 +50,8 @@ def check_scores(tokens, scores, first=1, tolerance=2e-4):
 
 @pytest.mark.parametrize("framework", ["torch", ci("jax")])
 def test_choices_and_continuations_equal_the_engines(framework):
-    scheduler = few(framework, rows=3)
+    runner, equations = small_runner(framework), (reference_scores, 2e-4)
+    scheduler = few(runner, rows=3)
     context = random_ids(90, 1)
     choices = [context + random_ids(n, 7 + n) for n in (1, 2, 5, 30)]
     prompts = [context[:n] for n in (1, 40, 90)]
@@ -58,22 +59,21 @@ def test_choices_and_continuations_equal_the_engines(framework):
     continued = [ask(scheduler, ids, max_new_tokens=6) for ids in prompts]
     scheduler.run()
     for ids, answer in zip(choices, scored, strict=True):
-        check_scores(ids, answer.scores)
+        check_scores(ids, answer.scores, 1, *equations)
         assert (answer.reason, len(answer.tokens)) == ("length", 1)
         assert answer.tokens[0].logprob == answer.tokens[0].top_logprobs[0]
-    expected = continuations(small_runner(framework), [Prompt(ids, 6) for ids in prompts])
+    expected = continuations(runner, [Prompt(ids, 6) for ids in prompts])
     assert [answer.ids for answer in continued] == expected
     assert scheduler.unfinished == scheduler.generating == 0
     read = scheduler.counts.tokens_read
     again = ask(scheduler, context[:60], score_from=20, top=1)
     scheduler.run()
-    check_scores(context[:60], again.scores, 20)
+    check_scores(context[:60], again.scores, 20, *equations)
     assert scheduler.counts.tokens_read == read  # it had been scored already
 
 
-@TORCH_QUICKLY
-def test_more_likely_tokens_are_found_again(framework):
-    scheduler, ids = few(framework), random_ids(50, 3)
+def test_more_likely_tokens_are_found_again():
+    scheduler, ids = few(), random_ids(50, 3)
     for top in (1, 4, 2):
         answer = ask(scheduler, ids, score_from=1, top=top, max_new_tokens=3)
         scheduler.run()
@@ -84,30 +84,19 @@ def test_more_likely_tokens_are_found_again(framework):
 
 
 def test_sampling_is_the_requests_own():
-    prompts = [random_ids(12, 1), random_ids(9, 2)]
-    alone, together = [], few("torch")
-    for index, ids in enumerate(prompts):
-        scheduler = few("torch")
-        alone.append(
-            ask(
-                scheduler,
-                ids,
-                max_new_tokens=8,
-                sampling=Sampling(1.5, 20, 0.9),
-                seed=(3, index),
-            )
-        )
-        scheduler.run()
-    both = [
-        ask(together, ids, max_new_tokens=8, sampling=Sampling(1.5, 20, 0.9), seed=(3, index))
+    prompts, scheduler = [random_ids(12, 1), random_ids(9, 2)], few()
+    sampling = Sampling(1.5, 20, 0.9)
+    answers = [
+        ask(scheduler, ids, max_new_tokens=8, sampling=sampling, seed=(3, index))
         for index, ids in enumerate(prompts)
     ]
-    together.run()
-    assert [answer.ids for answer in both] == [answer.ids for answer in alone]
+    scheduler.run()
+    for index, (ids, answer) in enumerate(zip(prompts, answers, strict=True)):
+        assert answer.ids == continuation_alone(ids, 8, Chooser(sampling, 3, index))
 
 
 def test_a_cancelled_request_frees_everything():
-    scheduler = few("torch", states=20)
+    scheduler = few(states=20)
     ids = random_ids(400, 1)
     generating = ask(scheduler, random_ids(5, 1), max_new_tokens=10**6)
     reading = ask(scheduler, ids, max_new_tokens=5)
@@ -130,7 +119,7 @@ def test_a_cancelled_request_frees_everything():
 
 def test_a_tree_of_many_requests_is_cut(monkeypatch):
     monkeypatch.setattr(live, "LEAST_TREE", 24_000)
-    scheduler = few("torch")
+    scheduler = few()
     for number in range(60):
         ids = random_ids(20, number)
         answer = ask(scheduler, ids, score_from=1, top=1)
@@ -142,7 +131,7 @@ def test_a_tree_of_many_requests_is_cut(monkeypatch):
 
 
 def test_other_threads_and_the_end():
-    scheduler = few("torch")
+    scheduler = few()
     scheduler.start()
     answers, ids = [], [random_ids(20 + n, 4) for n in range(12)]
 
@@ -155,14 +144,15 @@ def test_other_threads_and_the_end():
     for thread in threads:
         thread.join()
     scheduler.close()  # answers the requests that are left
-    expected = continuations(small_runner("torch"), [Prompt(one, 4) for one, _ in answers])
-    assert [answer.ids for _, answer in answers] == expected
+    assert len(answers) == 12
+    assert all(answer.ids == continuation_alone(one, 4) for one, answer in answers)
     with pytest.raises(RuntimeError, match="ended"):
         ask(scheduler, [1])
 
 
 def test_every_request_is_told_that_no_memory_came_back(monkeypatch):
-    runner, scheduler = small_runner("torch"), few("torch")
+    runner = FakeRunner()
+    scheduler = few(runner)
     answers = [ask(scheduler, random_ids(20, n), max_new_tokens=40) for n in range(12)]
     assert scheduler._step() and scheduler.unfinished == 12
 
@@ -177,7 +167,7 @@ def test_every_request_is_told_that_no_memory_came_back(monkeypatch):
 
 
 def test_a_state_from_disk_that_does_not_fit_fails_its_request_only(monkeypatch):
-    scheduler = few("torch")
+    scheduler = few()
     enter = scheduler._prompts.enter
 
     def sometimes(request):
@@ -192,7 +182,7 @@ def test_a_state_from_disk_that_does_not_fit_fails_its_request_only(monkeypatch)
 
 
 def test_a_listener_that_fails_ends_its_request_only():
-    scheduler = few("torch")
+    scheduler = few()
 
     class Broken(Answer):
         def token(self, token):
@@ -220,40 +210,34 @@ class OutOfMemory(Around):
 
 
 def test_out_of_memory_of_one_request_fails_that_one():
-    runner = small_runner("torch")
     last = BASE.vocab_size - 1
     plain = [[token for token in random_ids(40, n) if token != last] for n in range(4)]
-    scheduler = Scheduler(OutOfMemory(runner, last), rows=2, capacity=1 << 10, state_bytes=1 << 24)
+    scheduler = few(OutOfMemory(FakeRunner(), last), states=1000)
     answers = [ask(scheduler, ids, max_new_tokens=5) for ids in plain[:2]]
     scheduler._step()
     bad = ask(scheduler, [3, last, 4], max_new_tokens=5)
     answers += [ask(scheduler, ids, max_new_tokens=5) for ids in plain[2:]]
     scheduler.run()
     assert bad.reason == "error" and isinstance(bad.error, MemoryError)
-    expected = continuations(runner, [Prompt(ids, 5) for ids in plain])
-    assert [answer.ids for answer in answers] == expected
+    assert [answer.ids for answer in answers] == [continuation_alone(ids, 5) for ids in plain]
 
 
 def test_what_is_not_finite_waits_for_no_state():
-    runner = small_runner("torch")
-    budget = runner.state_bytes(runner.padded_tokens(1 << 10))
-    scheduler = Scheduler(Damaged(runner, 7), rows=1, capacity=1 << 10, state_bytes=budget)
+    scheduler = few(Damaged(FakeRunner(), 7), states=1, rows=1)
     long = [[token for token in random_ids(700, n) if token != 7] for n in range(3)]
     good = [ask(scheduler, ids, max_new_tokens=3) for ids in long]
     bad = [ask(scheduler, [*ids[:600], 7, 1, 2], score_from=5) for ids in long]
     assert any(not scheduler._step() for _ in range(1000))
     assert scheduler.unfinished == 0
     assert {answer.reason for answer in bad} == {"error"}
-    assert [each.ids for each in good] == continuations(runner, [Prompt(ids, 3) for ids in long])
+    assert [each.ids for each in good] == [continuation_alone(ids, 3) for ids in long]
 
 
-@TORCH_QUICKLY
-def test_what_is_not_finite_fails_its_request_only(framework):
-    runner = small_runner(framework)
+def test_what_is_not_finite_fails_its_request_only():
     stem = [1, 2, 3, 4] * 5
     good = [[*stem, 9, 8, 9], [*stem, 9, 9, 9], [2, 3, 3, 4]]
     asked = [*good[:1], [*stem, 7, 4, 4], *good[1:]]
-    scheduler = Scheduler(Damaged(runner, 7), rows=4, capacity=1 << 10, state_bytes=1 << 24)
+    scheduler = few(Damaged(FakeRunner(), 7), states=1000, rows=4)
     scored = [ask(scheduler, ids, score_from=1, top=1) for ids in asked]
     continued = [ask(scheduler, ids, max_new_tokens=4) for ids in asked]
     scheduler.run()
@@ -263,20 +247,17 @@ def test_what_is_not_finite_fails_its_request_only(framework):
         assert bad.reason == "error" and "not finite: the weights may be damaged" in str(bad.error)
     for ids, answer in zip(good, scored, strict=True):
         check_scores(ids, answer.scores)
-    expected = continuations(runner, [Prompt(ids, 4) for ids in good])
+    expected = [continuation_alone(ids, 4) for ids in good]
     assert [answer.ids for answer in continued] == expected
     assert expected and not any(7 in ids for ids in expected)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_that_is_not_finite_fails_its_request_only(temperature, monkeypatch):
-    runner = small_runner("torch")
-    how = {"max_new_tokens": 6, "sampling": Sampling(temperature), "seed": (0, 1)}
+    runner, sampling = FakeRunner(), Sampling(temperature)
+    how = {"max_new_tokens": 6, "sampling": sampling, "seed": (0, 1)}
     prompts = [[3, 5], [4, 4, 4], random_ids(30, 2)]
-    alone = few("torch", rows=4)
-    expected = [ask(alone, ids, **how) for ids in prompts]
-    alone.run()
-    scheduler = few("torch", rows=4)
+    scheduler = few(runner, rows=4)
     answers = [ask(scheduler, ids, **how) for ids in prompts]
     decode_step, damaged = runner.decode_step, []
 
@@ -288,13 +269,14 @@ def test_a_row_that_is_not_finite_fails_its_request_only(temperature, monkeypatc
     monkeypatch.setattr(runner, "decode_step", sometimes)
     scheduler.run()
     assert any(damaged)
-    assert [answer.ids for answer in answers] == [answer.ids for answer in expected]
+    for ids, answer in zip(prompts, answers, strict=True):
+        assert answer.ids == continuation_alone(ids, 6, Chooser(sampling, 0, 1))
     assert {answer.reason for answer in answers} == {"length"}
 
 
 @pytest.mark.slow
 def test_nothing_is_compiled_after_the_warm_up():
-    scheduler = few("jax", rows=3)
+    scheduler = few(small_runner("jax"), rows=3)
     scheduler.warm_up()
     runner = scheduler._runner
     compiled, rng = runner.compilations, np.random.default_rng(0)

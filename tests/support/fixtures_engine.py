@@ -93,19 +93,13 @@ class Around:
 
 
 class Damaged(Around):
-    """A runner in which one token, and all tokens after it in the same step, give NaN."""
+    """A fake runner in which one token, and all tokens after it in the same step, give NaN."""
 
     def __init__(self, runner, token):
         super().__init__(runner)
         self._token = token
 
-    def read(self, pool, tokens, lengths, sources, targets, ablations=None):
-        hidden, pool = self._runner.read(pool, tokens, lengths, sources, targets, ablations)
-        lost = np.cumsum(tokens == self._token) > 0
-        damage = np.zeros((len(hidden), 1), np.float32)
-        damage[: len(lost)][lost] = np.nan
-        if self.framework == "torch":
-            import torch
-
-            return hidden + torch.from_numpy(damage), pool
-        return hidden + damage, pool
+    def read(self, pool, tokens, *arguments):
+        hidden, pool = self._runner.read(pool, tokens, *arguments)
+        hidden[np.cumsum(tokens == self._token) > 0] = np.nan
+        return hidden, pool
