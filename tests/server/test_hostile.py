@@ -8,6 +8,7 @@ import json
 import httpx
 import numpy as np
 import pytest
+from fake_runner import FakeRunner, continuation_alone, scores_alone
 from slow import slow
 
 from griffin_eval import Evaluator
@@ -31,11 +32,14 @@ STRANGE = [
 
 @pytest.fixture(scope="module")
 def model():
+    """Serve the fake model under the tokenizer of a checkpoint."""
     arguments = {"pretrained": str(folder("bytes_griffin")), "framework": "torch", "device": "cpu"}
     options = ServerOptions(
         name="bytes", chat_template="plain", max_tokens=64, queue=40, max_body=1 << 20, timeout=30
     )
-    model = ServedModel(open_model(parse_arguments(arguments)), options)
+    opened = open_model(parse_arguments(arguments))
+    opened.runners = [FakeRunner(opened.checkpoint.config.vocab_size)]
+    model = ServedModel(opened, options)
     model.scheduler.start()
     yield model
     model.scheduler.close()
@@ -223,15 +227,16 @@ def test_characters_and_stop_strings_split_over_tokens_arrive_whole(ask):
         assert again == (cut["text"], cut["finish_reason"])
 
 
-def test_log_probabilities_and_continuations_are_the_evaluators(ask):
-    text = "Isaac Li: 6247546817"
-    evaluator = Evaluator(folder("bytes_griffin"), framework="torch", device="cpu")
-    [score], [expected] = evaluator.score([text]), evaluator.generate([text], max_new_tokens=9)
+def test_log_probabilities_and_continuations_are_the_models(model, ask):
+    text, tokenizer, size = "Isaac Li: 6247546817", model.tokenizer, model.vocab_size
     body = {"prompt": text, "max_tokens": 9, "temperature": 0, "echo": True, "logprobs": 1}
     choice = ask(COMPLETIONS, body).json()["choices"][0]
-    found = choice["logprobs"]["token_logprobs"]
-    assert found[0] is None and choice["text"] == text + expected.text
-    np.testing.assert_allclose(found[1 : len(score.logprobs) + 1], score.logprobs, atol=1e-4)
+    ids = [tokenizer.bos_token_id, *tokenizer.encode(text)]
+    new = continuation_alone(ids, 9, vocab_size=size)
+    assert choice["text"] == text + tokenizer.decode(new, skip_special_tokens=True)
+    found, (expected, _) = choice["logprobs"]["token_logprobs"], scores_alone([*ids, *new], size)
+    assert found[0] is None
+    np.testing.assert_allclose(found[1:], expected, atol=1e-5)
 
 
 def test_a_token_that_ends_a_text_is_in_every_list(model, ask):
