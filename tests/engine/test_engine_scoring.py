@@ -145,6 +145,35 @@ def test_goes_on_in_smaller_steps_when_memory_runs_out(error):
     assert 0 < limited.refused < 5
 
 
+class Failing(Around):
+    """A fake runner that runs out of memory in some of its steps."""
+
+    def __init__(self, steps):
+        super().__init__(FakeRunner())
+        self._steps, self._count = steps, 0
+
+    def read(self, *arguments):
+        self._count += 1
+        if self._count in self._steps:
+            raise MemoryError
+        return self._runner.read(*arguments)
+
+
+@settings(max_examples=examples(25))
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(2, 40)), min_size=1, max_size=4),
+    steps=st.sets(st.integers(1, 8), max_size=2),
+    kept=st.integers(1, 4),
+)
+def test_scores_outlive_a_step_that_runs_out_of_memory(lengths, steps, kept):
+    """Tokens that were scored before are not scored again, nor left out."""
+    runner, book = Failing(steps), random_ids(40, 0)
+    sequences = [
+        Scorable(book[:stem] + random_ids(own, n), 1) for n, (stem, own) in enumerate(lengths)
+    ]
+    check_alone(sequences, scores(runner, sequences, Limits(20, 4, states(runner, kept))))
+
+
 def test_names_what_does_not_fit_at_all():
     sequences = [Scorable([1, 2, 3], 1), Scorable([2] * 30, 29)]
     delivered = []
