@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scheduler_worker
 from fake_runner import FakeRunner, continuation_alone, scores_alone
-from fixtures_engine import random_ids, small_runner
+from fixtures_engine import random_ids
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -62,14 +62,6 @@ def test_a_later_server_reads_no_book(padded, tmp_path):
     assert [a.ids for a in ask(second, *QUESTIONS)] == expected(QUESTIONS)
     assert second.counts.tokens_kept == READ
     assert second.counts.tokens_read <= len(BOOK) - READ + sum(len(q) - 61 for q in QUESTIONS) + 10
-
-
-@pytest.mark.slow
-def test_a_server_goes_on_from_the_states_of_another_framework(tmp_path):
-    right = [answer.ids for answer in ask(opened(tmp_path, small_runner("jax")), *QUESTIONS)]
-    again = opened(tmp_path, small_runner("torch"))
-    assert [answer.ids for answer in ask(again, *QUESTIONS)] == right
-    assert again.counts.tokens_kept == READ
 
 
 def test_a_book_that_was_asked_for_alone_is_kept_once_others_go_on_from_it(tmp_path):
