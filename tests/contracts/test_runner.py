@@ -117,7 +117,7 @@ def test_a_document_gets_the_same_logits_in_any_steps(kind):
             check_same(kind, found, alone(kind, (*document, 5, 6))[-2:])
 
 
-@each_runner
+@each_in_ci
 def test_decoding_continues_documents_as_reading_does(kind):
     """Rows may be inserted at any time, from a pool or as a new document, and pause."""
     runner, batch = open_runner(kind), 4
