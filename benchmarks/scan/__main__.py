@@ -15,10 +15,13 @@ from griffin_eval.runners.load import choose_framework
 
 def bench_scan(
     target: Annotated[
-        str, typer.Option(help="Device: cpu, cuda, or TPUs to compile for, such as v5e,v6e.")
+        str,
+        typer.Option(
+            help="Device: cpu, cuda, or devices to compile for, such as v5e,v6e or sm_90."
+        ),
     ] = "cpu",
     lengths: Annotated[
-        str | None, typer.Option(help="Numbers of tokens: 8192,64 on the CPU, 8192 for TPUs.")
+        str | None, typer.Option(help="Numbers of tokens: 8192,64 on the CPU, else 8192.")
     ] = None,
     width: Annotated[
         int | None, typer.Option(help="RG-LRU width; 2560, or published models' for TPUs.", min=1)
@@ -31,8 +34,8 @@ def bench_scan(
 ) -> None:
     """Time the scan and the RG-LRU beside other implementations and the roofline.
 
-    For a TPU, which need not be present, the kernels are compiled and the compiler's figures are
-    printed. Peers that are missing or broken are left out.
+    For a TPU, or a GPU by its compute capability, the kernels are compiled, without the device, and
+    the compiler's figures are printed. Peers that are missing or broken are left out.
     """
     sized = bool(lengths or width or gates)
     text = lengths or ("8192,64" if target == "cpu" else "8192")
@@ -54,6 +57,13 @@ def bench_scan(
         title = "medians of the rounds; bandwidth over that of a copy"
         report.tables[title] = gpu.measure(shapes, rounds=rounds)
         absent = gpu.absent()
+    elif target.startswith("sm_"):
+        choose_framework("torch")
+        from benchmarks.scan import gpu_compiler
+
+        shapes = [(time, width, gates) for time in times]
+        gpu_compiler.measure(target.split(","), shapes, report)
+        absent = {}
     else:
         choose_framework("jax")
         from benchmarks.scan import tpu

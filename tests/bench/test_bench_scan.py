@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scan`` on the CPU and for a TPU, with peers and without."""
+"""``python -m benchmarks.scan`` on the CPU, for a TPU and for a GPU, with peers and without."""
 
 import json
 from statistics import median
@@ -68,11 +68,30 @@ def test_a_tpu():
 
 
 @pytest.mark.slow
+def test_a_gpu_to_compile_for():
+    small = ["--lengths", "8192", "--width", "64", "--gates", "2"]
+    done = benchmark("scan", "--target", "sm_90", *small, "--json")
+    assert done.returncode == 0, done.stderr
+    (rows,) = json.loads(done.stdout)["tables"].values()
+    kernels = {(row["operation"], row["kernel"], row["pass"]) for row in rows}
+    passes = [("forward", "reduce"), ("forward", "write"), ("scan_chunks", "write")]
+    passes += [("backward", "reduce"), ("backward", "write")]
+    assert kernels == {(op, *one) for op in ("scan", "RG-LRU") for one in passes}
+    programs = {(row["kernel"], row["configuration"]): row["programs"] for row in rows}
+    assert programs["scan_chunks", "16 x 32, 1"] == 2
+    assert programs["forward", "8 x 32, 1"] == 2 * programs["forward", "8 x 64, 1"]
+    for row in rows:
+        assert 16 <= row["registers"] <= 255 and row["spills"] == 0 and row["warps"] == 1
+        assert (row["shared_bytes"] > 0) == row["configuration"].endswith(", 4")
+
+
+@pytest.mark.slow
 def test_bad_input_is_one_sentence():
     for arguments, sentence in (
         (["--lengths", "8,x"], "--lengths '8,x': expected numbers of tokens such as 8192"),
         (["--width", "30", "--gates", "4"], "--gates 4 must divide --width 30"),
         (["--target", "v0"], "unknown TPU v0"),
+        (["--target", "sm_90,sm_0"], "unknown GPU sm_0: one of sm_80, sm_90"),
     ):
         done = benchmark("scan", *arguments)
         assert done.returncode == 2 and sentence in done.stderr, arguments

@@ -4,12 +4,9 @@ Those marked ``gpu`` run the same on a CUDA device.
 """
 
 import importlib.util
-import itertools
 import re
 import sys
 from importlib.metadata import version
-from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,9 +15,9 @@ from packaging.version import Version
 from parity import relative_error
 from rglru_cases import Case, exact, expected, run
 from slow import ci, slow
-from triton_builds import compile_for, usage
 from triton_interpreter import KERNELS, interpreted_kernels
 
+from benchmarks.scan import gpu_compiler
 from griffin_eval.errors import ArgumentError, MissingExtraError
 from griffin_eval.kernels.rglru import triton_torch
 from griffin_eval.kernels.rglru.reference import Gates
@@ -148,62 +145,6 @@ def test_no_device_and_no_triton_are_said(monkeypatch):
         triton_torch.linear_scan(x, x)
 
 
-class Launch(NamedTuple):
-    kernel: str
-    arguments: dict[str, Any]
-    options: dict[str, Any]
-
-
-class Kernel:
-    """Stands for a kernel, and keeps what it would be launched with."""
-
-    def __init__(self, name, launches):
-        self.name, self.launches = name, launches
-
-    def __getitem__(self, grid):
-        return self
-
-    def __call__(self, *positional, num_warps=1, enable_fp_fusion, **named):
-        arguments = named | dict(zip(function(self.name).arg_names, positional, strict=False))
-        options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
-        self.launches.append(Launch(self.name, arguments, options))
-
-
-def function(kernel):
-    kernel = getattr(importlib.import_module(KERNELS), kernel)
-    return kernel if isinstance(kernel, triton.JITFunction) else kernel.fn
-
-
-def launches(monkeypatch, op, dtype, chunks):
-    """Return the launches forward and backward for the width and a batch of RecurrentGemma 2B."""
-    found = []
-    names = ("forward", "backward", "scan_chunks")
-    kernels = SimpleNamespace(INTERPRETED=True, **{name: Kernel(name, found) for name in names})
-    monkeypatch.setattr(triton_torch, "_kernels", lambda: kernels)
-    time, width, blocks = 32, 2560, 10
-    x = torch.zeros(1, time, width, dtype=dtype, requires_grad=True)
-    h0 = torch.zeros(1, width, requires_grad=True)
-    layout = {"resets": torch.zeros(1, time, dtype=torch.bool), "lengths": torch.tensor([time])}
-    if op == "linear_scan":
-        h, last = triton_torch.linear_scan(x, x, h0, chunks=chunks, **layout)
-    else:
-        weight = torch.zeros(blocks, width // blocks, width // blocks, dtype=dtype)
-        bias = weight[:, 0]
-        gates = Gates(bias.flatten(), weight, bias, weight, bias)
-        h, last = triton_torch.rglru(x, gates, h0, chunks=chunks, **layout)
-    torch.autograd.grad(h.float().sum() + last.sum(), (x, h0))
-    return found
-
-
-def build(launch, capability, config):
-    """Compiles as launching would, and returns the kernel."""
-    options, arguments = dict(launch.options), dict(launch.arguments)
-    if launch.kernel != "scan_chunks":
-        arguments |= config.kwargs
-        options["num_warps"] = config.num_warps
-    return compile_for(function(launch.kernel), arguments, options, capability, ["width"])
-
-
 @pytest.fixture
 def compiled(request, monkeypatch):
     """Compiled kernels are kept where pytest keeps things, for the next run."""
@@ -211,11 +152,11 @@ def compiled(request, monkeypatch):
     monkeypatch.setattr(triton.knobs.cache, "dir", str(cache))
 
 
-def check_builds(found, capability, dtype, config, tmp_path):
-    for launch in found:
-        kernel = build(launch, capability, config)
+def check_builds(launches, target, dtype, config):
+    for launch in launches:
+        kernel = launch.build(config, gpu_compiler.TARGETS[target])
         assert kernel.asm["cubin"].startswith(b"\x7fELF")
-        taken = usage(kernel.asm["cubin"], tmp_path)
+        taken = gpu_compiler.usage(kernel.asm["cubin"])
         # Nothing spilled: neither local memory nor a stack.
         assert (taken["LOCAL"], taken["STACK"]) == (0, 0), (launch.kernel, config, taken)
         assert 16 <= taken["REG"] <= 255
@@ -227,33 +168,37 @@ def check_builds(found, capability, dtype, config, tmp_path):
             assert re.search(r"ld\.global\.v[24]", kernel.asm["ptx"])  # several columns at once
 
 
+def launches(op, dtype, chunks):
+    """Return the launches forward and backward for the width and a batch of RecurrentGemma 2B."""
+    return gpu_compiler.launches(op == "rglru", dtype, 32, 2560, 10, chunks, padded=True)
+
+
 @OLDER_HOOK
 @pytest.mark.parametrize(
-    ("op", "capability", "dtype"),
+    ("op", "target", "dtype"),
     [
-        ("linear_scan", 80, torch.bfloat16),
-        ci("rglru", 80, torch.bfloat16),
-        slow("linear_scan", 90, torch.float32),
-        slow("rglru", 90, torch.float32),
+        ("scan", "sm_80", torch.bfloat16),
+        ci("rglru", "sm_80", torch.bfloat16),
+        slow("scan", "sm_90", torch.float32),
+        slow("rglru", "sm_90", torch.float32),
     ],
 )
-def test_kernels_build_without_a_device(op, capability, dtype, compiled, monkeypatch, tmp_path):
+def test_kernels_build_without_a_device(op, target, dtype, compiled):
     config = importlib.import_module(KERNELS).FEW_STEPS[0]
-    found = launches(monkeypatch, op, dtype, 1)
+    found = launches(op, dtype, 1)
     assert [launch.kernel for launch in found] == ["forward", "backward"]
-    check_builds(found, capability, dtype, config, tmp_path)
+    check_builds(found, target, dtype, config)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("op", ["linear_scan", "rglru"])
-def test_every_config_builds(op, capability, dtype, compiled, monkeypatch, tmp_path):
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("op", ["scan", "rglru"])
+def test_every_config_builds(op, target, dtype, compiled):
     kernels = importlib.import_module(KERNELS)
     given = kernels.forward_configs(None if op == "rglru" else "given")
     assert [len(given), len(kernels.FEW_STEPS)] == [3 if op == "rglru" else 4, 3]
-    for config, chunks in itertools.product(given, (1, 2)):
-        found = launches(monkeypatch, op, dtype, chunks)
-        chosen_from = {"forward": given, "backward": kernels.FEW_STEPS, "scan_chunks": given}
-        found = [launch for launch in found if config in chosen_from[launch.kernel]]
-        check_builds(found, capability, dtype, config, tmp_path)
+    for chunks in (1, 2):
+        for launch in launches(op, dtype, chunks):
+            for config in launch.configurations():
+                check_builds([launch], target, dtype, config)
