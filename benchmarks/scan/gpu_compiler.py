@@ -166,15 +166,15 @@ def compile_for(
     signature, constants, aligned = {}, {}, {}
     for parameter in kernel.params:
         value, place = arguments[parameter.name], (parameter.num,)
-        multiple = False  # of 16
+        divisible = False  # by 16, which lets a thread load several columns at once
         if parameter.is_constexpr or value is None:
             signature[parameter.name], constants[place] = "constexpr", value
         elif isinstance(value, torch.Tensor):
-            signature[parameter.name], multiple = _POINTERS[value.dtype], True
+            signature[parameter.name], divisible = _POINTERS[value.dtype], True
         else:
             signature[parameter.name] = "i32"
-            multiple = value % 16 == 0 and not parameter.do_not_specialize
-        if multiple:
+            divisible = value % 16 == 0 and not parameter.do_not_specialize
+        if divisible:
             aligned[place] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, aligned)
     return compile(source, target=GPUTarget("cuda", target.capability, 32), options=options)
