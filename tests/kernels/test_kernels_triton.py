@@ -4,6 +4,7 @@ Those marked ``gpu`` run the same on a CUDA device.
 """
 
 import importlib.util
+import math
 import re
 import sys
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from triton_interpreter import KERNELS, interpreted_kernels
 
 from benchmarks.scan import gpu_compiler
 from griffin_eval.errors import ArgumentError, MissingExtraError
-from griffin_eval.kernels.rglru import triton_torch
+from griffin_eval.kernels.rglru import reference, triton_torch
 from griffin_eval.kernels.rglru.reference import Gates
 
 triton = pytest.importorskip("triton")
@@ -143,6 +144,133 @@ def test_no_device_and_no_triton_are_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingExtraError, match="triton is not installed"):
         triton_torch.linear_scan(x, x)
+
+
+FAR = 2**31  # elements, more than an offset of 32 bits can express
+
+
+def far_tensor(folder, shape, dtype):
+    """Return a tensor of zeros in a sparse file, before whose first element lie others.
+
+    An offset that overflows is -FAR or a few rows less, and then reads zeros of the same file.
+    """
+    path, before = folder / "elements", FAR + 2**16
+    size = before + math.prod(shape)
+    elements = torch.from_file(str(path), shared=True, size=size, dtype=dtype)
+    path.unlink()
+    return elements[before:].view(shape)
+
+
+def launched_at(first, tokens, op, case, folder):
+    """Launch the forward and backward kernels interpreted, with one segment in an array of more
+    tokens that starts at ``first``. Return the results of its tokens and its states."""
+    kernels, inputs = interpreted_kernels(), case.arrays
+    blocks, size = inputs["input_bias"].shape
+    length, width = case.read.shape[1], blocks * size
+    here = slice(first, first + length)
+
+    def put(values=0.0, dtype=torch.bfloat16, gates=False):
+        """Return an array of all tokens with these values of the segment."""
+        array = far_tensor(folder, (blocks, tokens, 2 * size) if gates else (tokens, width), dtype)
+        array[..., here, :] = torch.as_tensor(values, dtype=dtype)
+        return array
+
+    def state(values=0.0):
+        return torch.as_tensor(values, dtype=torch.float32).expand(1, width).clone()
+
+    x = torch.tensor(inputs["x"][0])
+    step = dict.fromkeys(("gates", "slope", "recurrent_bias", "input_bias"))
+    results = {"da": put(), "dx": put()}
+    results |= dict.fromkeys(("dgates", "dslope", "drecurrent_bias", "dinput_bias"))
+    if op == "scan":
+        step |= {"a": put(inputs["a"][0]), "GATE": 1}
+    else:
+        weights = [torch.tensor(inputs[f"{name}_weight"]) for name in ("recurrent", "input")]
+        products = x.view(length, blocks, size).transpose(0, 1) @ torch.cat(weights, -1)
+        step |= {"a": None, "GATE": size, "gates": put(products, torch.float32, gates=True)}
+        step["slope"] = state(np.exp(inputs["recurrent_param"]))
+        for name in ("recurrent_bias", "input_bias"):
+            step[name], results[f"d{name}"] = state(inputs[name].flatten()), state()
+        results |= {"da": None, "dslope": state(), "dgates": put(0.0, torch.float32, gates=True)}
+    resets = torch.zeros(tokens, dtype=torch.uint8)
+    resets[first + length // 2] = 1
+    common = step | {
+        "h0": state(inputs["h0"]),
+        "resets": resets,
+        "starts": torch.tensor([first]),
+        "lengths": torch.tensor([length]),
+        "tokens": tokens,
+        "rows": tokens,
+        "width": width,
+        "chunk": length,
+        "bucket": 0,
+    }
+    grid = (1, -(-width // 64), 1)
+    h, last, before = put(), state(), state()
+    kernels.forward[grid](x=put(x), h=h, last=last, product=None, **common)
+    dh, after = put(case.dh[0]), state(case.dlast)
+    inputs = {"x": None if op == "scan" else put(x), "h": h, "dh": dh, "after": after}
+    kernels.backward[grid](**inputs, before=before, product=None, **results, **common)
+    found = {"h": h, "last": last, "before": before, **results}
+    return {
+        name: (array[..., here, :] if array.shape[-2] == tokens else array).float()
+        for name, array in found.items()
+        if array is not None
+    }
+
+
+@pytest.mark.parametrize("op", ["scan", "rglru"])
+def test_offsets_beyond_31_bits(op, tmp_path):
+    """A segment whose tokens lie on both sides of the limit has the results of the first tokens."""
+    length, width = 10, 70  # more columns than a program has
+    case = Case({"batch": 1, "time": length}, width=width, gates=5)
+    near = launched_at(0, length, op, case, tmp_path)
+    first = FAR // width - length // 2
+    far = launched_at(first, first + length, op, case, tmp_path)
+    assert near.keys() == far.keys()
+    for name, wanted in near.items():
+        assert wanted.abs().max() > 0, name
+        assert torch.equal(far[name], wanted), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunks", [None, 1])
+@pytest.mark.parametrize("op", ["scan", "rglru"])
+def test_more_elements_than_31_bits_express(op, chunks, record_parity):
+    """Rows of RecurrentGemma 2B's width on both sides of the limit, beside a reference that starts
+    300 tokens earlier, of which the decays leave nothing."""
+    if torch.cuda.get_device_properties(0).total_memory < 40e9:
+        pytest.skip("needs a device with 40 GB of memory")
+    width, blocks, compared, forgotten = 2560, 10, 64, 300
+    boundary = FAR // width  # token in which the limit lies
+    tokens, first = boundary + compared, boundary - compared
+    generator = torch.Generator("cuda").manual_seed(0)
+    like = {"dtype": torch.bfloat16, "device": "cuda"}
+    x = torch.empty(1, tokens, width, **like).normal_(generator=generator)
+    if op == "scan":
+        a = torch.empty_like(x).uniform_(0, 0.9, generator=generator)
+        h, last = triton_torch.linear_scan(a, x, chunks=chunks)
+        exact, exact_last = reference.linear_scan(
+            *(wide(v[:, first - forgotten :]) for v in (a, x))
+        )
+    else:
+        case = Case({"batch": 1, "time": 1}, width=width, gates=blocks)
+        case.arrays["recurrent_param"] = np.linspace(0, 1, width)
+        gates = Gates(*(torch.tensor(case.arrays[name], **like) for name in Gates._fields[:5]))
+        h, last = triton_torch.rglru(x, gates, chunks=chunks)
+        exact_gates = Gates(*(wide(v) for v in gates[:5]))
+        exact, exact_last = reference.rglru(wide(x[:, first - forgotten :]), exact_gates)
+    assert h.numel() > FAR
+    error = relative_error(wide(h[:, first:]), exact[:, forgotten:])
+    pair = f"triton {op} - reference"
+    record_parity(pair, "bfloat16, beyond 31 bits", error, TOLERANCES["bfloat16"])
+    error = relative_error(wide(last), exact_last)
+    record_parity(pair, "float32, beyond 31 bits", error, 1e-5)
+
+
+def wide(array):
+    """Return a tensor in float64 as an array of numpy."""
+    return array.double().cpu().numpy()
 
 
 @pytest.fixture
