@@ -273,6 +273,8 @@ class Reader:
         """Name a sequence that is being read."""
         edge = self._active[0].edge
         while not edge.targets and edge.sequence is None:
+            if not edge.children:
+                return "a sequence without a token to score"
             edge = edge.children[0]
         sequence = edge.targets[0].sequence if edge.targets else edge.sequence
         assert sequence is not None

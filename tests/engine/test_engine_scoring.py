@@ -13,7 +13,7 @@ from fixtures_engine import (
     small_runner,
     states,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from parity import TOLERANCES
 from slow import examples, fast
@@ -161,15 +161,19 @@ class Failing(Around):
 
 @settings(max_examples=examples(25))
 @given(
-    lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(2, 40)), min_size=1, max_size=4),
+    lengths=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(2, 40), st.booleans()), min_size=1, max_size=4
+    ),
     steps=st.sets(st.integers(1, 8), max_size=2),
     kept=st.integers(1, 4),
 )
+@example(lengths=[(0, 3, False)], steps={1}, kept=1)
 def test_scores_outlive_a_step_that_runs_out_of_memory(lengths, steps, kept):
-    """Tokens that were scored before are not scored again, nor left out."""
+    """Tokens that were scored before are not scored again, nor left out. Some have no score."""
     runner, book = Failing(steps), random_ids(40, 0)
     sequences = [
-        Scorable(book[:stem] + random_ids(own, n), 1) for n, (stem, own) in enumerate(lengths)
+        Scorable(book[:stem] + random_ids(own, n), 1 if scored else stem + own)
+        for n, (stem, own, scored) in enumerate(lengths)
     ]
     check_alone(sequences, scores(runner, sequences, Limits(20, 4, states(runner, kept))))
 
