@@ -35,7 +35,7 @@ def check_parity(checkpoint: Checkpoint) -> dict[str, Any]:
     for twin in TWINS:
         if reason := twin.obstacle(checkpoint.config):
             raise ArgumentError(
-                f"parity=check runs the model in PyTorch and in JAX, but {reason}: "
+                f"parity=check runs the model in PyTorch and in JAX ({reason}): "
                 "pip install 'griffin-eval[all]'"
             )
     probe = make_probe([checkpoint.config])
