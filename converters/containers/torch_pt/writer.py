@@ -44,7 +44,7 @@ class TorchWriter(Writer):
         self._starts: dict[str, int] = {}
         with writing(self.path):
             self._file = open(self.path, "w+b")
-            self._archive = zipfile.ZipFile(self._file, "w")  # which writes nothing yet
+            self._archive = zipfile.ZipFile(self._file, "w")  # writes nothing yet
             try:
                 self._lay_out()
             except BaseException:
