@@ -213,7 +213,7 @@ def read_state(path: str | Path) -> SavedState:
             "again with griffin-eval read"
         )
     if not whole:
-        raise CheckpointError(f"{path} is damaged (its hash is another): read the text again")
+        raise CheckpointError(f"{path} is damaged: its hash does not match; read the text again")
     return state
 
 

@@ -142,7 +142,7 @@ class StateCache:
             scores, metadata = read_whole(file, "log-probabilities that griffin-eval has kept")
             whole = metadata.get(_SCORES) == hash_of(key, scores)
             if not whole or not self._are_scores(scores, tokens):
-                raise CheckpointError(f"{file} does not match the hash in its name")
+                raise CheckpointError(f"{file} is damaged: its hash does not match")
             return scores
 
         return self._load(key, read)
