@@ -19,8 +19,10 @@ from parity import TOLERANCES
 from slow import examples, fast
 
 from griffin_eval.engine.limits import COPIED_STATES, Limits, limits_for
+from griffin_eval.engine.reader import Reader
 from griffin_eval.engine.scoring import NotFinite, score
-from griffin_eval.engine.tree import Scorable
+from griffin_eval.engine.stats import Stats
+from griffin_eval.engine.tree import Scorable, build
 
 
 # tests/lm/test_lm.py compares log-likelihoods in JAX with the equations.
@@ -176,6 +178,41 @@ def test_scores_outlive_a_step_that_runs_out_of_memory(lengths, steps, kept):
         for n, (stem, own, scored) in enumerate(lengths)
     ]
     check_alone(sequences, scores(runner, sequences, Limits(20, 4, states(runner, kept))))
+
+
+@settings(max_examples=examples(25))
+@given(
+    stems=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 4), st.integers(1, 20)),
+        min_size=1,
+        max_size=3,
+    ),
+    steps=st.sets(st.integers(1, 6), max_size=2),
+    kept=st.sampled_from([1, 4, 16]),
+)
+@example(stems=[(20, 3, 20)], steps={2}, kept=16)
+def test_no_state_is_left_when_all_is_read(stems, steps, kept):
+    """Neither of an edge whose children began before memory ran out, nor of others."""
+    runner = Failing(steps)
+    sequences = [
+        Scorable(random_ids(stem, seed) + [child, *random_ids(own, child)], 1)
+        for seed, (stem, children, own) in enumerate(stems)
+        for child in range(children)
+    ]
+    reader = Reader(
+        runner,
+        build(sequences),
+        Limits(32, 4, states(runner, kept)),
+        64,
+        Stats(),
+        on_step=lambda hidden, parts, bases: None,
+        progress=lambda count: None,
+        describe=str,
+    )
+    while reader.busy:
+        reader.fill()
+        reader.step()
+    assert reader.pool.taken == 0
 
 
 def test_names_what_does_not_fit_at_all():
