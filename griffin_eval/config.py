@@ -179,7 +179,7 @@ def _number(bounds: Callable[[float], bool], text: str) -> tuple[Callable[[Any],
     return fits, f"a finite number {text}"
 
 
-_MOST_LAYERS = 10_000  # a limit, since the list of parameters is made before a file is read
+_MAX_LAYERS = 10_000  # a limit, since the list of parameters is made before a file is read
 _COUNT = (_is_count, "a positive integer")
 
 # Check of each field, and the expected value for the error message.
@@ -195,8 +195,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "head_dim": (lambda value: value is None or _is_count(value), "None or a positive integer"),
     "num_layers": (
-        lambda value: _is_count(value) and value <= _MOST_LAYERS,
-        f"a positive integer of at most {_MOST_LAYERS}",
+        lambda value: _is_count(value) and value <= _MAX_LAYERS,
+        f"a positive integer of at most {_MAX_LAYERS}",
     ),
     "lru_width": _COUNT,
     "gate_blocks": _COUNT,

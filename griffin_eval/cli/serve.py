@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from griffin_eval.server.model import ServedModel
 
 GRACE = 5  # seconds for running requests after Ctrl-C
-MOST_NAMED = 10  # cancelled requests that the last message names
-MOST_TRIES = 20  # attempts to find a port that is free at every address of a host
+MAX_NAMED = 10  # cancelled requests that the last message names
+MAX_TRIES = 20  # attempts to find a port that is free at every address of a host
 
 
 @takes_model_options(
@@ -159,7 +159,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     Raises:
         ArgumentError: The address does not exist here, or is in use.
     """
-    tries = 1 if port else MOST_TRIES
+    tries = 1 if port else MAX_TRIES
     while True:
         try:
             return _bound_once(host, port)
@@ -224,7 +224,7 @@ def _cut(requests: "list[Request]") -> str:
     """Return a message that names the cancelled requests."""
     each = [
         f"{len(one.tokens)} tokens, {len(one.new)} of {one.max_new_tokens} new"
-        for one in requests[:MOST_NAMED]
+        for one in requests[:MAX_NAMED]
     ]
-    more = f"; and {len(requests) - MOST_NAMED} more" if len(requests) > MOST_NAMED else ""
+    more = f"; and {len(requests) - MAX_NAMED} more" if len(requests) > MAX_NAMED else ""
     return f"cut off: {len(requests)} requests that had not been answered ({'; '.join(each)}{more})"

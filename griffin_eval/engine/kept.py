@@ -1,7 +1,7 @@
 """Prepares a radix tree for states on disk: where reading starts, and which states are saved."""
 
 from griffin_eval.engine.tree import Edge, Tree, split_at
-from griffin_eval.states.state_cache import LEAST, StateCache
+from griffin_eval.states.state_cache import MIN_TOKENS, StateCache
 
 
 def prepare(tree: Tree, cache: StateCache) -> Tree:
@@ -59,7 +59,7 @@ def _cut(first: Edge, cache: StateCache) -> None:
             split_at(edge, stored.tokens - 1).stored = stored.key
             last = stored.tokens
         fork = len(edge.children) > 1
-        if fork and keep and keep.tokens > begin and keep.tokens - last >= LEAST:
+        if fork and keep and keep.tokens > begin and keep.tokens - last >= MIN_TOKENS:
             split_at(edge, keep.tokens - 1).keep = keep.key
             last = keep.tokens
         pending += [(child, before, last) for child in edge.children]

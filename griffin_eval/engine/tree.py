@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 # Limits of the tokens that a tree repeats to avoid almost empty steps: a fraction and a number.
-REPEATED, MOST_REPEATED = 1 / 50, 128
+REPEATED, MAX_REPEATED = 1 / 50, 128
 
 
 class Ablation(enum.IntFlag):
@@ -181,7 +181,7 @@ def _rooted(root: Edge) -> Tree:
         edge = pending.pop()
         total += edge.end - edge.start
         pending += edge.children
-    repeated = _dissolve(root, min(int(total * REPEATED), MOST_REPEATED))
+    repeated = _dissolve(root, min(int(total * REPEATED), MAX_REPEATED))
     for edge in root.children:
         edge.parent = None
     return Tree(root.children, total, repeated)

@@ -32,8 +32,8 @@ MEMORY = {
 }
 EXTRAPOLATION = "griffin_extrapolation", "nats_difference"
 ENOUGH = 0.5  # share of right answers from which a length counts as remembered
-MOST_RUNS = 4  # runs that a sentence names
-MOST_ROWS = 8  # shown differences between the frameworks
+MAX_RUNS = 4  # runs that a sentence names
+MAX_ROWS = 8  # shown differences between the frameworks
 
 
 class Answer(NamedTuple):
@@ -250,7 +250,7 @@ def _agree(runs: Sequence[Run], compared: Sequence[Difference], files: Files) ->
         (f"{d.task}: {d.metric}", d.mean, d.low, d.high)
         for d in sorted(own, key=lambda d: -d.largest)
         if d.low is not None and d.high is not None and d.largest
-    ][:MOST_ROWS]
+    ][:MAX_ROWS]
     title = "Mean difference between the frameworks, where it is largest"
     label = f"{own[0].run} minus {own[0].baseline}, in the unit of the metric"
     chart = _differences_chart(rows, files, "frameworks", title, label) if rows else None
@@ -311,8 +311,8 @@ def _of_runs(told: Iterable[tuple[str, str]]) -> str:
     if len(by_text) == 1:
         return next(iter(by_text))
     parts = [f"{' and '.join(labels)}: {text}" for text, labels in by_text.items()]
-    more = len(parts) - MOST_RUNS
-    return "; ".join(parts[:MOST_RUNS]) + (f"; and {more} more below" if more > 0 else "")
+    more = len(parts) - MAX_RUNS
+    return "; ".join(parts[:MAX_RUNS]) + (f"; and {more} more below" if more > 0 else "")
 
 
 def _share(point: Point) -> str:

@@ -15,7 +15,7 @@ from griffin_eval.errors import ArgumentError
 from griffin_eval.report.results import Run
 from griffin_eval.report.verdicts import LEVEL, compare, quantiles
 
-MOST_CLUSTERS = 10**9
+MAX_CLUSTERS = 10**9
 
 
 class Spread(NamedTuple):
@@ -96,7 +96,7 @@ def smallest_difference(spread: Spread, clusters: int) -> float:
 
 def clusters_needed(spread: Spread, difference: float) -> int | None:
     """Return the least number of clusters that can show a difference; None if beyond reason."""
-    counts = range(2, MOST_CLUSTERS)
+    counts = range(2, MAX_CLUSTERS)
     place = bisect_left(counts, True, key=lambda n: smallest_difference(spread, n) <= difference)
     return None if place == len(counts) else counts[place]
 

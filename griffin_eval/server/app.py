@@ -36,7 +36,7 @@ from griffin_eval.server.hosts import Hosts
 from griffin_eval.server.model import ServedModel, any_seed
 from griffin_eval.server.refused import Refused
 
-MOST_PROMPTS = 2048  # maximum number of answers that a body may request
+MAX_PROMPTS = 2048  # maximum number of answers that a body may request
 LONG = 1 << 15  # characters or tokens of prompts that are encoded in a thread
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class _Server:
         self, asked: Asked, prompts: list[str | list[int]]
     ) -> AsyncIterator[tuple[list[Completion], Waker]]:
         """Add the requests of a body to the scheduler; on exit cancel unfinished ones."""
-        most = min(MOST_PROMPTS, self._options.queue)
+        most = min(MAX_PROMPTS, self._options.queue)
         if len(prompts) * asked.n > most:
             raise Refused(
                 f"a body may ask for {most} answers at most, and this one asks for "

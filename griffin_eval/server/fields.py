@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from griffin_eval.engine.live.requests import MOST_TOP
+from griffin_eval.engine.live.requests import MAX_TOP
 from griffin_eval.engine.neutral import NEUTRAL, is_neutral
 from griffin_eval.engine.sampling import Sampling
 from griffin_eval.messages import brief
@@ -90,7 +90,7 @@ def _several(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
-Top = Annotated[int, Field(ge=0, le=MOST_TOP)]
+Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
 # Fail at the first error, since a body can hold millions of wrong items.
 Prompts = Annotated[
     list[str | Annotated[list[int], Field(min_length=1, fail_fast=True)]],

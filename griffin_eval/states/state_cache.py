@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from griffin_eval.config import GriffinConfig
 
 STEP = 32  # beginnings have a multiple of this number of tokens
-LEAST = 512  # minimum number of tokens that a kept state must save
+MIN_TOKENS = 512  # minimum number of tokens that a kept state must save
 
 logger = logging.getLogger(__name__)
 

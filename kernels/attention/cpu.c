@@ -9,7 +9,7 @@
 
 #include "../cpu/floats.h"
 
-enum { QUERIES = 64, KEYS = 64, MOST_SIZE = 256, ROWS = 6 };
+enum { QUERIES = 64, KEYS = 64, MAX_SIZE = 256, ROWS = 6 };
 
 static const float UNSEEN = -1e30f;
 
@@ -29,8 +29,8 @@ typedef struct {
 typedef struct {
   int32_t low[QUERIES], high[QUERIES];  // range of keys that each query sees
   float maximum[QUERIES], total[QUERIES];  // maximum of the scores so far, sum of their exponentials
-  float q[MOST_SIZE * QUERIES], sums[MOST_SIZE * QUERIES], scores[KEYS * QUERIES];
-  float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];  // copies of keys and values, if needed
+  float q[MAX_SIZE * QUERIES], sums[MAX_SIZE * QUERIES], scores[KEYS * QUERIES];
+  float k[KEYS * MAX_SIZE], v[KEYS * MAX_SIZE];  // copies of keys and values, if needed
 } Block;
 
 // c[i] += sum over l of a[i * row + l * step] * b[l], for LANES columns of b and c.
@@ -208,7 +208,7 @@ static void run(Job *j, int64_t threads, Pool team) {
     all += j->key_heads * blocks(j, s);
   }
   if (threads > all) threads = all;
-  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
   if (threads > 0) parallel_for(&(Tasks){work, (char *)j, 0, threads, 0}, team);
 }
 

@@ -18,9 +18,9 @@ def unsupported(
     """Return the reason why the kernel cannot read these queries, or None."""
     if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         return f"the compiled kernel computes in float32, not {q.dtype}"
-    if q.shape[3] > compiled.MOST_HEAD_DIM:
-        most = compiled.MOST_HEAD_DIM
-        return f"the compiled kernel takes heads of {most} dimensions, not {q.shape[3]}"
+    if q.shape[3] > compiled.MAX_HEAD_DIM:
+        limit = compiled.MAX_HEAD_DIM
+        return f"the compiled kernel takes heads of {limit} dimensions, not {q.shape[3]}"
     return compiled.missing_in_jax(_error)
 
 

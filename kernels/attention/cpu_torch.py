@@ -19,9 +19,9 @@ def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> st
             return f"the compiled kernel runs on a CPU, not on {x.device}"
         if x.dtype not in TYPES or x.dtype != q.dtype:
             return f"the compiled kernel computes in float32, not {x.dtype} beside {q.dtype}"
-    if q.shape[3] > compiled.MOST_HEAD_DIM:
-        most = compiled.MOST_HEAD_DIM
-        return f"the compiled kernel takes heads of {most} dimensions, not {q.shape[3]}"
+    if q.shape[3] > compiled.MAX_HEAD_DIM:
+        limit = compiled.MAX_HEAD_DIM
+        return f"the compiled kernel takes heads of {limit} dimensions, not {q.shape[3]}"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, values)):
         return "the compiled kernel has no derivative"
     if torch.compiler.is_compiling():

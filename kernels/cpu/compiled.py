@@ -14,7 +14,7 @@ from griffin_eval.kernels import devices, registry
 logger = logging.getLogger(__name__)
 
 NOT_BUILT = "the compiled kernels are not there: griffin-eval was installed without a C compiler"
-MOST_HEAD_DIM = 256  # MOST_SIZE of attention/cpu.c
+MAX_HEAD_DIM = 256  # MAX_SIZE of attention/cpu.c
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # enum Type of cpu/floats.h
 
 

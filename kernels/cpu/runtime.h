@@ -19,7 +19,7 @@
 
 typedef float Vector __attribute__((vector_size(64)));
 typedef float Stored __attribute__((vector_size(64), aligned(4), may_alias));  // unaligned Vector
-enum { LANES = 16, MOST_THREADS = 256 };
+enum { LANES = 16, MAX_THREADS = 256 };
 
 INLINE int64_t limit(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;

@@ -8,7 +8,7 @@
 
 #include "../cpu/floats.h"
 
-enum { OUTPUTS = 4, ROWS = 4, LEAST_WORK = 1 << 15 };
+enum { OUTPUTS = 4, ROWS = 4, MIN_WORK = 1 << 15 };
 
 typedef enum { NOTHING, GELU, MUL } Then;
 
@@ -72,11 +72,11 @@ INLINE void finish(const Share *s, int64_t row, int64_t output, float y, Type ty
   store_one(s->out, at, y, shape->out_type);
 }
 
-INLINE int64_t threads_for(int64_t wanted, int64_t work) {
-  const int64_t most = work / LEAST_WORK + 1;
-  if (wanted > most) wanted = most;
-  if (wanted > MOST_THREADS) wanted = MOST_THREADS;
-  return wanted < 1 ? 1 : wanted;
+INLINE int64_t threads_for(int64_t threads, int64_t work) {
+  const int64_t limit = work / MIN_WORK + 1;
+  if (threads > limit) threads = limit;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
+  return threads < 1 ? 1 : threads;
 }
 
 // 32 consecutive numbers, split into even and odd places.
@@ -159,7 +159,7 @@ EVERY_CPU static void *work(void *argument) {
 static void run(const Shape *s, const float *x, const void *weight, const void *bias,
                 const void *other, void *out, Pool team) {
   const int64_t threads = threads_for(s->threads, s->outputs * s->depth);
-  Share shares[MOST_THREADS];
+  Share shares[MAX_THREADS];
   const int64_t bands = (s->outputs + OUTPUTS - 1) / OUTPUTS;
   for (int64_t i = 0; i < threads; i++) {
     const int64_t last = bands * (i + 1) / threads * OUTPUTS;

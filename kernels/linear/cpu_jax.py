@@ -11,16 +11,16 @@ from griffin_eval.kernels import devices
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.registry import check_widths
 
-MOST_ROWS = {"float32": 16, "bfloat16": 16, "float16": 32}  # rows up to which it is the fastest
+MAX_ROWS = {"float32": 16, "bfloat16": 16, "float16": 32}  # rows up to which it is the fastest
 
 
 def unsupported(x: Array, weight: Array) -> str | None:
     """Return the reason why the kernel cannot multiply these, or None."""
     if devices.platform(x) != "cpu":
         return "the compiled kernel runs on a CPU"
-    if weight.dtype.name not in MOST_ROWS or x.dtype != weight.dtype:
+    if weight.dtype.name not in MAX_ROWS or x.dtype != weight.dtype:
         return f"the compiled kernel has no products of {x.dtype} with {weight.dtype}"
-    if not 0 < math.prod(x.shape[:-1]) <= MOST_ROWS[weight.dtype.name]:
+    if not 0 < math.prod(x.shape[:-1]) <= MAX_ROWS[weight.dtype.name]:
         return "the compiled kernel is for a few rows"
     if jax.sharding.get_abstract_mesh().size > 1:
         return "XLA splits products over devices, but no kernels"

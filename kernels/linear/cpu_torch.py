@@ -17,8 +17,8 @@ from griffin_eval.kernels.rglru.plain_torch import accumulation_dtype
 
 # Rows up to which the compiled kernel is the fastest. For bfloat16, for which processors have
 # instructions, it gains only while reading the weight takes most of the time.
-MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 32}
-MOST_PRODUCT_ROWS = 64  # the same for wider results, for which PyTorch widens the weight
+MAX_ROWS = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 32}
+MAX_PRODUCT_ROWS = 64  # the same for wider results, for which PyTorch widens the weight
 ROWS = 16_384  # rows of a weight that are dequantised, or widened to float32, at a time
 TYPES = {getattr(torch, name): number for name, number in compiled.TYPES.items()}
 THEN = {"none": 0, "gelu_pytorch_tanh": 1, "mul": 2}  # enum Then of linear/cpu.c
@@ -47,7 +47,7 @@ def linear(
 ) -> Float[Tensor, "*B O"]:
     """Compute y = x W^T + b, then an activation of y, or its product with another tensor.
 
-    Without gradients, few rows on the CPU (`MOST_ROWS`) use the compiled kernel, which reads the
+    Without gradients, few rows on the CPU (`MAX_ROWS`) use the compiled kernel, which reads the
     weight at the speed of memory. More rows in float32 use oneDNN, which applies the following
     operation while a tile of the result is in the cache. F.linear calls MKL instead, writes the
     bias before and reads the result again; on processors of other makers it is half as fast. The
@@ -112,7 +112,7 @@ def product(
     wider = accumulation_dtype(x.dtype)
     if x.dtype == wider:
         return linear(x, weight)
-    if _is_plain(x, weight) and unsupported(x, weight, MOST_PRODUCT_ROWS) is None:
+    if _is_plain(x, weight) and unsupported(x, weight, MAX_PRODUCT_ROWS) is None:
         return _compiled(x, weight, None, "none", None, torch.float32)
     graded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if x.is_cuda and x.dtype == weight.dtype and not graded:
@@ -121,15 +121,15 @@ def product(
     return torch.cat([F.linear(x.to(wider), part.to(wider)) for part in weight.split(ROWS)], -1)
 
 
-def unsupported(x: Tensor, weight: Tensor, most_rows: int | None = None) -> str | None:
+def unsupported(x: Tensor, weight: Tensor, max_rows: int | None = None) -> str | None:
     """Return the reason why the compiled kernel should not multiply these, or None.
 
-    ``most_rows`` is the largest number of rows for which it should, by default `MOST_ROWS`.
+    ``max_rows`` is the largest number of rows for which it should, by default `MAX_ROWS`.
     """
-    if weight.dtype not in MOST_ROWS or x.dtype != weight.dtype:
+    if weight.dtype not in MAX_ROWS or x.dtype != weight.dtype:
         return f"the compiled kernel has no products of {x.dtype} with {weight.dtype}"
-    most = MOST_ROWS[x.dtype] if most_rows is None else most_rows
-    if not 0 < x.numel() <= most * x.shape[-1]:
+    limit = MAX_ROWS[x.dtype] if max_rows is None else max_rows
+    if not 0 < x.numel() <= limit * x.shape[-1]:
         return "the compiled kernel is for a few rows"
     if not weight.is_contiguous():
         return "the compiled kernel takes weights that lie as they were stored"

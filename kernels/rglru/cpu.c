@@ -343,9 +343,9 @@ static void run(const Job *j, int64_t threads, Pool team) {
   const int64_t enough = (j->gates ? 1 << 15 : 1 << 18) >> (team ? 2 : 0);
   const int64_t worth = (j->high - j->low) * j->width / enough;
   if (threads > worth) threads = worth;
-  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
   if (threads < 1) threads = 1;
-  Share shares[MOST_THREADS];
+  Share shares[MAX_THREADS];
   const int64_t gates = j->gates ? j->gates : 1, size = j->width / gates;
   int64_t pieces = ceiling(size, j->gates ? BLOCK - 16 : SCAN_BLOCK - 16);
   if (pieces * gates < threads) pieces = ceiling(threads, gates);
@@ -420,9 +420,9 @@ EVERY_CPU static void *sum(void *argument) {
 }
 
 EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, int64_t threads) {
-  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
   if (threads < 1 || n < 1 << 18) threads = 1;
-  Sum shares[MOST_THREADS];
+  Sum shares[MAX_THREADS];
   for (int64_t i = 0; i < threads; i++) {
     const int64_t low = n * i / threads & ~(int64_t)15;
     const int64_t high = i == threads - 1 ? n : n * (i + 1) / threads & ~(int64_t)15;
@@ -437,8 +437,8 @@ EXPORT void griffin_sum(const float *a, const float *x, float *out, int64_t n, i
 // `last`. Token arrays may be [B, T, D]; `resets` is [N].
 static void *call(Kind kind, CallFrame *frame) {
   if (is_metadata_query(frame)) return NULL;
-  enum { MOST_ARRAYS = 16 };
-  void *in[MOST_ARRAYS], *out[MOST_ARRAYS];
+  enum { MAX_ARRAYS = 16 };
+  void *in[MAX_ARRAYS], *out[MAX_ARRAYS];
   Buffer **arrays = frame->in.values, **results = frame->out.values;
   for (int64_t i = 0; i < frame->in.size; i++) in[i] = arrays[i]->data;
   for (int64_t i = 0; i < frame->out.size; i++) out[i] = results[i]->data;

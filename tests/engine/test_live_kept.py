@@ -28,7 +28,7 @@ def short():
     """Beginnings short enough for small trees."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_cache, "STEP", 4)
-        patch.setattr(kept, "LEAST", 8)
+        patch.setattr(kept, "MIN_TOKENS", 8)
         yield
 
 

@@ -118,7 +118,7 @@ def test_a_cancelled_request_frees_everything():
 
 
 def test_a_tree_of_many_requests_is_cut(monkeypatch):
-    monkeypatch.setattr(live, "LEAST_TREE", 24_000)
+    monkeypatch.setattr(live, "MIN_TREE", 24_000)
     scheduler = few()
     for number in range(60):
         ids = random_ids(20, number)

@@ -47,7 +47,7 @@ def short():
     """Beginnings short enough for small trees."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_cache, "STEP", 4)
-        patch.setattr(kept, "LEAST", 4)
+        patch.setattr(kept, "MIN_TOKENS", 4)
         yield
 
 
@@ -254,7 +254,7 @@ def log_likelihoods(lm, pairs):
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])
 def test_in_lm_eval(framework, tmp_path, monkeypatch):
     monkeypatch.setattr(state_cache, "STEP", 32)
-    monkeypatch.setattr(kept, "LEAST", 512)
+    monkeypatch.setattr(kept, "MIN_TOKENS", 512)
 
     def model(**more):
         return GriffinLM(str(CHECKPOINT), framework, dtype="float32", **more)
@@ -304,7 +304,7 @@ print(json.dumps([answers, info["griffin_tokens_kept"], info["griffin_tokens_com
 @pytest.mark.slow
 def test_processes_that_share_a_model_share_its_states(tmp_path, monkeypatch):
     monkeypatch.setattr(state_cache, "STEP", 32)
-    monkeypatch.setattr(kept, "LEAST", 512)
+    monkeypatch.setattr(kept, "MIN_TOKENS", 512)
     folder = tmp_path / "states"
 
     def split(pairs, **more):

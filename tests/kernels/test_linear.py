@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from griffin_eval.kernels.cpu import compiled
 from griffin_eval.kernels.linear import cpu_jax
-from griffin_eval.kernels.linear.cpu_torch import MOST_ROWS, linear, product
+from griffin_eval.kernels.linear.cpu_torch import MAX_ROWS, linear, product
 
 FOLLOWS = {
     "none": lambda y, other: y,
@@ -197,7 +197,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 )
 @example(torch.bfloat16, 1, 4096, 999, "gelu_pytorch_tanh", True)
 def test_few_rows(dtype, rows, inner, outputs, then, has_bias):
-    rows = min(rows, MOST_ROWS[dtype])
+    rows = min(rows, MAX_ROWS[dtype])
     rng = torch.Generator().manual_seed(rows * inner)
     x, weight, other = (
         torch.randn(*shape, generator=rng).to(dtype)

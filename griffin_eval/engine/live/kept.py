@@ -6,7 +6,7 @@ import numpy as np
 
 from griffin_eval.engine.live.tree import LiveEdge, insert, shared
 from griffin_eval.engine.pool import Pool
-from griffin_eval.states.state_cache import LEAST, Beginning, StateCache
+from griffin_eval.states.state_cache import MIN_TOKENS, Beginning, StateCache
 
 
 def place(
@@ -20,8 +20,8 @@ def place(
     """Insert a prompt into a tree, cut where states are on disk or will be saved to disk.
 
     The part of the prompt that the tree had already is a shared prefix: the edge at its end gets
-    ``keep`` if a state there saves `LEAST` tokens. The tree is also cut at the prompt's own last
-    cacheable beginning, so that its state is available to prompts that continue it.
+    ``keep`` if a state there saves `MIN_TOKENS` tokens. The tree is also cut at the prompt's own
+    last cacheable beginning, so that its state is available to prompts that continue it.
 
     Beginnings of more than ``most`` tokens qualify only if their log-probabilities are on disk.
     ``held`` contains the edges whose states are in memory.
@@ -43,12 +43,12 @@ def place(
             bare = None if scored else own
         if own.tokens <= common:
             keep = own
-    if keep is None or keep.tokens - known < LEAST:
+    if keep is None or keep.tokens - known < MIN_TOKENS:
         keep = bare  # its log-probabilities may become known later
     if keep is not None:
         edge = insert(root, tokens[: keep.tokens - 1])
         edge.keep = keep, tokens[: keep.tokens].copy()
-    if own is not None and own.tokens - known >= LEAST:
+    if own is not None and own.tokens - known >= MIN_TOKENS:
         insert(root, tokens[: own.tokens - 1])
     have = max((edge.end for edge in last.path() if edge in held), default=0)
     if stored is None or stored.tokens - 1 <= have:

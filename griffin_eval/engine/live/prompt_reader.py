@@ -21,7 +21,7 @@ from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
-MOST_EDGES = 63  # maximum number of edges in a step
+MAX_EDGES = 63  # maximum number of edges in a step
 EDGE_BYTES = 500  # memory of an edge without its arrays
 TOKEN_BYTES = 12  # memory of a token's id and log-probability
 SHORT = 8  # whole steps; a prompt with fewer left to read is not slowed down for decoding
@@ -62,7 +62,7 @@ class PromptReader:
         self._runner, self._slots, self._capacity = runner, slots, capacity
         self._softmax_dtype, self._saved, self._counts = softmax_dtype, saved, counts
         self._cache = cache
-        most = Limits(runner.step_tokens, min(runner.step_rows, MOST_EDGES))
+        most = Limits(runner.step_tokens, min(runner.step_rows, MAX_EDGES))
         self.limits = self._most = most.fitting(runner.step_bytes(capacity))
         self._fixed_sizes = runner.padded_tokens(3) != 3
         self.requests: list[Request] = []
@@ -101,7 +101,7 @@ class PromptReader:
             self.pool.free(slot)
         for size in [size for size in SIZES if size <= self.limits.tokens][::-1]:
             hidden: Any = None
-            for rows in (MOST_EDGES + 1, 2, 1):
+            for rows in (MAX_EDGES + 1, 2, 1):
                 if rows > size:
                     continue
                 first, one = np.zeros(size - rows + 1, np.int32), np.zeros(1, np.int32)

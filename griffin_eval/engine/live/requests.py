@@ -8,7 +8,7 @@ import numpy as np
 from griffin_eval.engine.live.tree import LiveEdge
 from griffin_eval.engine.sampling import GREEDY, Chooser, Sampling
 
-MOST_TOP = 20  # maximum number of most likely tokens that a request can ask for
+MAX_TOP = 20  # maximum number of most likely tokens that a request can ask for
 
 
 class PromptScores(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.engine.live.prompt_reader import PromptReader, lately
-from griffin_eval.engine.live.requests import MOST_TOP, Counts, NewToken, Request
+from griffin_eval.engine.live.requests import MAX_TOP, Counts, NewToken, Request
 from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import Chooser
 from griffin_eval.engine.scoring import cause_of_not_finite
@@ -22,10 +22,10 @@ from griffin_eval.runners.protocol import Runner
 from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
-MOST_SLOTS = 256  # maximum number of states in the pool
+MAX_SLOTS = 256  # maximum number of states in the pool
 TREE_SHARE = 8  # at most an eighth of the memory for states is for the tokens that were read
-LEAST_TREE, MOST_TREE = 1 << 20, 1 << 28  # bytes; clearing the tree walks through all of it
-MOST_PAUSE = 8  # maximum time to read prompts between decoding steps, in decoding steps
+MIN_TREE, MAX_TREE = 1 << 20, 1 << 28  # bytes; clearing the tree walks through all of it
+MAX_PAUSE = 8  # maximum time to read prompts between decoding steps, in decoding steps
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +62,11 @@ class Scheduler:
         budget = runner.free_memory() // 4 if state_bytes is None else state_bytes
         each = runner.state_bytes(self._capacity)
         self.rows = max(1, min(rows or min(runner.decode_rows, 32), budget // (4 * each)))
-        tree_bytes = min(max(budget // TREE_SHARE, LEAST_TREE), MOST_TREE)
+        tree_bytes = min(max(budget // TREE_SHARE, MIN_TREE), MAX_TREE)
         # The logits after a state, float32 [V], are kept beside it.
         for_states = budget - min(tree_bytes, budget // TREE_SHARE)
         kept = for_states // (each + 4 * runner.config.vocab_size)
-        fit = min(MOST_SLOTS, kept - self.rows) - len(self._saved)
+        fit = min(MAX_SLOTS, kept - self.rows) - len(self._saved)
         slots = max(fit, 2) + len(self._saved)
         self.counts = Counts()
         self._prompts = PromptReader(
@@ -222,7 +222,7 @@ class Scheduler:
         self.counts.prompt_tokens += len(request.tokens)
         request.chooser = Chooser(request.sampling, *request.seed)
         if request.top is not None:
-            request.top = min(request.top, MOST_TOP, self._runner.config.vocab_size)
+            request.top = min(request.top, MAX_TOP, self._runner.config.vocab_size)
         self._enter(request)
 
     def _enter(self, request: Request) -> None:
@@ -269,7 +269,7 @@ class Scheduler:
             generating = self.generating if alone is None else 0
             pause = None
             if generating:
-                pause = self._decode_seconds * min(max(1, len(edges) / generating), MOST_PAUSE)
+                pause = self._decode_seconds * min(max(1, len(edges) / generating), MAX_PAUSE)
             took = time.perf_counter() - begin
             if steps and (pause is None or took * (steps + 1) / steps > pause):
                 break

@@ -27,8 +27,8 @@ PYTHON_MODULES = (
     "_pydecimal argparse datetime _pydatetime doctest email/_header_value_parser inspect mailbox"
     " pickletools pydoc subprocess tarfile turtle typing unittest/mock zipfile/__init__"
 ).split()
-LEAST_CHARACTERS = 90_000  # in a module that is used as a document
-MOST_KEPT = 256  # documents whose tokens are cached
+MIN_CHARACTERS = 90_000  # in a module that is used as a document
+MAX_CACHED = 256  # documents whose tokens are cached
 SLACK = 32  # tokens after a wanted length that are searched for the end of a word
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def tokenised(tokenizer: Tokenizer, text: str) -> Document:
     """Return a text as a document without a name, and cache its token boundaries."""
     key = (tokenizer, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
     if key not in _tokenised:
-        if len(_tokenised) == MOST_KEPT:
+        if len(_tokenised) == MAX_CACHED:
             del _tokenised[next(iter(_tokenised))]
         _tokenised[key] = _tokens(tokenizer, text)
     return Document("", text, *_tokenised[key])
@@ -200,6 +200,6 @@ def python_texts() -> list[tuple[str, str]]:
     for module in PYTHON_MODULES:
         file = Path(os.__file__).parent / f"{module}.py"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        if len(text) >= LEAST_CHARACTERS:
+        if len(text) >= MIN_CHARACTERS:
             texts.append((module, text))
     return texts
