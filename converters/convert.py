@@ -88,7 +88,7 @@ def convert_checkpoint(
             overwrite=overwrite,
             protect=[*_sources(plan), *(file for file, *_ in stamps)],
         )
-    checked = _known(plan) if plan.check else "nothing"
+    checked = _checked_against(plan) if plan.check else "nothing"
     with output as folder:
         if not remote:
             check_disk(plan.nbytes, destination)
@@ -129,7 +129,7 @@ def _check_remote(plan: Plan, url: str | Path, overwrite: bool) -> None:
         )
 
 
-def _known(plan: Plan) -> str:
+def _checked_against(plan: Plan) -> str:
     """Return in words what the source is checked against. The files' checksums, such as the hub's,
     are compared at once."""
     source = plan.source

@@ -96,63 +96,63 @@ def inspect(path: Path, overrides: Overrides = NO_OVERRIDES) -> Inspection:
     names = None if overrides.names is None else read_names(overrides.names)
     refuse_lone_adapter(path)
     kind, container = open_container(path, overrides.item)
-    known = Inspection(path=path, folder=_folder_of(path), container=container)
-    known.layout, known.left_out = container.layout, container.left_out
+    result = Inspection(path=path, folder=_folder_of(path), container=container)
+    result.layout, result.left_out = container.layout, container.left_out
     try:
-        _examine(known, kind, names, overrides)
+        _examine(result, kind, names, overrides)
     except BadInput as error:  # the files are at fault: the overrides were checked
-        known.problems = [str(error)]
+        result.problems = [str(error)]
     except BaseException:
         container.close()
         raise
-    return known
+    return result
 
 
-def _examine(known: Inspection, kind: str, names: Names | None, overrides: Overrides) -> None:
+def _examine(result: Inspection, kind: str, names: Names | None, overrides: Overrides) -> None:
     """Determine the naming, config and problems of an opened container."""
     if names is None and kind != "gguf":
-        known.container = _unwrapped(known, kind)
-    known.container = container = decoded(known.container, known.folder)
-    known.layout = container.layout
-    table, ignored = _find_naming(known, kind, names)
-    known.left_out = {**known.left_out, **ignored}
-    known.config, known.origins = config, _ = _find_config(known, table, names, overrides)
-    known.bindings = write_out(table, config)
+        result.container = _unwrapped(result, kind)
+    result.container = container = decoded(result.container, result.folder)
+    result.layout = container.layout
+    table, ignored = _find_naming(result, kind, names)
+    result.left_out = {**result.left_out, **ignored}
+    result.config, result.origins = config, _ = _find_config(result, table, names, overrides)
+    result.bindings = write_out(table, config)
     tensors = {name: t for name, t in container.tensors.items() if name not in ignored}
-    stored = stored_head(tensors, table, known.bindings) if config.tie_embeddings else None
+    stored = stored_head(tensors, table, result.bindings) if config.tie_embeddings else None
     if stored is not None and stored[1]:
         del tensors[head := stored[0]]
-        known.notes = {"lm_head": f"{head!r} equals the embedding, and is tied to it"}
-        known.left_out = {**known.left_out, head: "equal to the embedding, and tied to it"}
+        result.notes = {"lm_head": f"{head!r} equals the embedding, and is tied to it"}
+        result.left_out = {**result.left_out, head: "equal to the embedding, and tied to it"}
     elif stored is not None:  # whatever the files say
-        known.config = config = dataclasses.replace(config, tie_embeddings=False)
-        known.origins = {**known.origins, "tie_embeddings": "the output head"}
-        known.bindings = write_out(table, config)
+        result.config = config = dataclasses.replace(config, tie_embeddings=False)
+        result.origins = {**result.origins, "tie_embeddings": "the output head"}
+        result.bindings = write_out(table, config)
     problems, fits_config = mismatches(
-        tensors, table, known.bindings, config, names, container.left_out
+        tensors, table, result.bindings, config, names, container.left_out
     )
     if problems:
         named = "" if names is None else f" as {names.path} names them"
-        belong = _has_config(known) and not fits_config
+        belong = _has_config(result) and not fits_config
         advice = "; check that config.json and weights belong together" if belong else ""
-        known.problems = [
-            f"{known.path} does not hold the parameters of its config{named}: "
+        result.problems = [
+            f"{result.path} does not hold the parameters of its config{named}: "
             f"{'; '.join(problems)}{advice}"
         ]
     if names is not None:
-        _check_names(known, config, names, overrides.accept_differences)
+        _check_names(result, config, names, overrides.accept_differences)
 
 
-def _unwrapped(known: Inspection, kind: str) -> Container:
+def _unwrapped(result: Inspection, kind: str) -> Container:
     """Return the container with the names that the model had before something wrapped it."""
-    raw = read_json(known.folder / CONFIG_FILE) if _has_config(known) else {}
+    raw = read_json(result.folder / CONFIG_FILE) if _has_config(result) else {}
     key = "tie_embeddings" if raw.get("model_type") == MODEL_TYPE else "tie_word_embeddings"
     return unwrapped(
-        known.container,
+        result.container,
         kind,
         [format.table for format in formats_of(kind)],
         tied=raw.get(key, True) is True,
-        path=known.path,
+        path=result.path,
         has_items=CONTAINERS[kind].has_items,
     )
 
@@ -168,28 +168,28 @@ def _folder_of(path: Path) -> Path:
 
 
 def _check_names(
-    known: Inspection, config: GriffinConfig, names: Names, accept_differences: bool
+    result: Inspection, config: GriffinConfig, names: Names, accept_differences: bool
 ) -> None:
     """Apply a names table's checks of tensors, and note what its trainer computes differently."""
-    if not known.problems:
-        failed = failed_checks(known.container, known.bindings, config, names)
-        known.problems = [f"{known.path}: {clause}" for clause in failed]
+    if not result.problems:
+        failed = failed_checks(result.container, result.bindings, config, names)
+        result.problems = [f"{result.path}: {clause}" for clause in failed]
     if names.differs:
         differs = "; ".join(names.differs)
-        known.notes = {**known.notes, "differs": differs}
+        result.notes = {**result.notes, "differs": differs}
         if accept_differences:
-            logger.warning("%s gives other results than its trainer does: %s", known.path, differs)
+            logger.warning("%s gives other results than its trainer does: %s", result.path, differs)
         else:
-            known.problems = [
-                *known.problems,
-                f"{known.path} is of a trainer that computes what this model does not ({differs}): "
-                "its weights are read all the same with --accept-differences "
+            result.problems = [
+                *result.problems,
+                f"{result.path} is of a trainer that computes what this model does not "
+                f"({differs}): its weights are read all the same with --accept-differences "
                 "(accept_differences=True), and give other results than there",
             ]
 
 
 def _find_naming(
-    known: Inspection, kind: str, names: Names | None
+    result: Inspection, kind: str, names: Names | None
 ) -> tuple[Sequence[NameRule], Mapping[str, str]]:
     """Find the naming that a user's table states, or that the embedding's name tells.
 
@@ -200,11 +200,11 @@ def _find_naming(
     Raises:
         CheckpointError: none is known, or layers are stacked in an order that is not certain.
     """
-    tensors = known.container.tensors
+    tensors = result.container.tensors
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if names is not None:
         title = f"{kind}, names of {names.path.name}"
-        known.format = Format(title, kind, names.rows, "", "names of a user's own")
+        result.format = Format(title, kind, names.rows, "", "names of a user's own")
         checked = {name for _, name, _ in matches([check.rule for check in names.checks], tensors)}
         unmapped = set(tensors) - checked - {n for _, n, _ in matches(names.rows, tensors)}
         ignored = names.ignored(sorted(unmapped, key=natural_key))
@@ -214,72 +214,72 @@ def _find_naming(
     embeddings = {foreign_name(f.table, EMBEDDING): f for f in reversed(formats)}
     candidates = [format for name, format in embeddings.items() if name in tensors]
     if not candidates and (whose := recognised(tensors)):
-        raise CheckpointError(f"{known.path}: {whose}")
+        raise CheckpointError(f"{result.path}: {whose}")
     if CONTAINERS[kind].needs_config:  # the config identifies the model, and says what to expect
         candidates = formats
     if not candidates:
         raise CheckpointError(
-            f"{known.path} holds no tensor named {' or '.join(embeddings)}, one of which every "
+            f"{result.path} holds no tensor named {' or '.join(embeddings)}, one of which every "
             f"known naming has; it holds {listed(tensors)}: if these are of such a model, say "
             "which is which in a table of names (--names, names=)"
         )
     table, uncertain = place_stacks(candidates[0].table, shapes)
     if uncertain:
         raise CheckpointError(
-            f"{known.path}: {len(uncertain)} tensors hold several layers each, along a first "
+            f"{result.path}: {len(uncertain)} tensors hold several layers each, along a first "
             f"axis, but do not say which ({listed(uncertain, repr)}): say it in a table of "
             "names (--names, names=), with stack = '0::3' or a list of layers"
         )
-    known.format = candidates[0]
+    result.format = candidates[0]
     if table is not candidates[0].table:
-        known.layout += ", layers stacked"
+        result.layout += ", layers stacked"
     return fit_stacks(table, shapes), {}
 
 
 def _find_config(
-    known: Inspection, table: Sequence[NameRule], names: Names | None, overrides: Overrides
+    result: Inspection, table: Sequence[NameRule], names: Names | None, overrides: Overrides
 ) -> tuple[GriffinConfig, Mapping[str, str]]:
     """Return the config that a config.json states, else the one that shapes and the user state, and
     the sources of its fields; CheckpointError if there is none, or it contradicts itself."""
-    assert known.format is not None
+    assert result.format is not None
     stated = {} if names is None else names.config
-    given = {**stated, **overrides.fields}
+    user_fields = {**stated, **overrides.fields}
     from_table = {}
     if names is not None:
         fields = stated.keys() - overrides.fields.keys()
         from_table = dict.fromkeys(fields, f"names, {names.path.name}")
-    needs_file = CONTAINERS[known.format.container].needs_config and names is None
-    if needs_file or (_has_config(known) and (names is None or names.config_file)):
-        config, origins = _read_config(known, known.format, given)
+    needs_file = CONTAINERS[result.format.container].needs_config and names is None
+    if needs_file or (_has_config(result) and (names is None or names.config_file)):
+        config, origins = _read_config(result, result.format, user_fields)
         return config, origins | from_table
-    path = str(known.path)
-    tensors = known.container.tensors
+    path = str(result.path)
+    tensors = result.container.tensors
     shapes = canonical_shapes(table, {name: tensor.shape for name, tensor in tensors.items()})
     from_shapes = fields_from_shapes(shapes, path)
-    fields, origins = complete_fields(from_shapes, given, overrides.preset, path)
-    known.unknown = [name for name in UNSEEN if name not in fields]
-    if known.unknown:
-        known.missing_fields_message = ask_for(known.unknown, from_shapes, path)
+    fields, origins = complete_fields(from_shapes, user_fields, overrides.preset, path)
+    result.unknown = [name for name in UNSEEN if name not in fields]
+    if result.unknown:
+        result.missing_fields_message = ask_for(result.unknown, from_shapes, path)
     # No shape depends on these fields, so everything else can be checked without them.
     nothing = {"visible_keys": 1, "embedding_scale": False, "logits_soft_cap": 0.0}
     return GriffinConfig(**{**nothing, **fields}), origins | from_table
 
 
 def _read_config(
-    known: Inspection, format: Format, given: Mapping[str, Any]
+    result: Inspection, format: Format, user_fields: Mapping[str, Any]
 ) -> tuple[GriffinConfig, dict[str, str]]:
     """Read a config.json, and put the fields that the user states in the place of its own."""
-    path = known.folder / CONFIG_FILE
-    if CONFIG_FILE not in list_folder(known.folder):
+    path = result.folder / CONFIG_FILE
+    if CONFIG_FILE not in list_folder(result.folder):
         raise CheckpointError(
-            f"{known.folder} holds no checkpoint: expected {CONFIG_FILE} beside its "
+            f"{result.folder} holds no checkpoint: expected {CONFIG_FILE} beside its "
             f"{CONTAINERS[format.container].noun}, found none; name a folder that has both"
         )
     raw = read_json(path)
     if raw.get("model_type") == MODEL_TYPE:
         config, stated, absent = read_own_config(raw, str(path)), set(raw), "default"
         if format is FORMATS["hf"]:  # the same but for its config
-            known.format = FORMATS["griffin"]
+            result.format = FORMATS["griffin"]
     else:
         config, stated = to_griffin_config(raw, source=str(path)), stated_fields(raw)
         absent = "transformers' default"
@@ -287,12 +287,12 @@ def _read_config(
         field.name: CONFIG_FILE if field.name in stated else absent
         for field in dataclasses.fields(GriffinConfig)
     }
-    for name, value in given.items():
+    for name, value in user_fields.items():
         if value != (stated_value := getattr(config, name)):
             logger.warning("%s is %s, not %s as in %s", name, value, stated_value, path)
         origins[name] = "given"
-    return dataclasses.replace(config, **given), origins
+    return dataclasses.replace(config, **user_fields), origins
 
 
-def _has_config(known: Inspection) -> bool:
-    return (known.folder / CONFIG_FILE).is_file()
+def _has_config(result: Inspection) -> bool:
+    return (result.folder / CONFIG_FILE).is_file()

@@ -187,7 +187,7 @@ def make_plan(
     for binding in bind(target.table, config):
         stored = [source.dtypes[spec.name] for spec in binding.canonical]
         wanted = {
-            _wanted(spec, have, dtypes or {})
+            _output_dtype(spec, have, dtypes or {})
             for spec, have in zip(binding.canonical, stored, strict=True)
         }
         if len(wanted) > 1:
@@ -253,7 +253,7 @@ def check_chunked(target: Format) -> None:
         )
 
 
-def _wanted(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:
+def _output_dtype(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str:
     """Return the dtype of a parameter in the output: the longest rule that fits its name counts."""
     if endings := [ending for ending in rules if _fits(ending, spec.name)]:
         return rules[max(endings, key=len)]

@@ -109,7 +109,7 @@ class _Reading:
         self._shapes: dict[str, Shape] = {n: s.shape for n, s in param_specs(config).items()}
         self._shapes.setdefault(HEAD, self._shapes[EMBEDDING])
         self._left = dict.fromkeys(self._tensors)
-        self._found: dict[str, list[Change]] = {}  # by parameter
+        self._by_parameter: dict[str, list[Change]] = {}
         self._adapted: set[str] = set()  # modules
         self._misshapen: list[str] = []
         self._unclear: dict[str, list[str]] = {}  # patterns of α by module
@@ -120,7 +120,7 @@ class _Reading:
             self._read_values(parameter, shape)
         for module in dict.fromkeys(name.rpartition(".")[0] for name in self._shapes):
             self._read_module(module)
-        changes = {name: self._combined(name, found) for name, found in self._found.items()}
+        changes = {name: self._combined(name, group) for name, group in self._by_parameter.items()}
         self._expect_all(changes)
         if self._left:
             self.problems.insert(
@@ -165,7 +165,7 @@ class _Reading:
         return _PREFIX + bare
 
     def _change(self, parameter: str, change: Change) -> None:
-        self._found.setdefault(parameter, []).append(change)
+        self._by_parameter.setdefault(parameter, []).append(change)
 
     def _read_values(self, parameter: str, shape: Shape) -> None:
         """Find the tensor that replaces a parameter: its own, or a copy within a wrapper."""

@@ -50,7 +50,7 @@ def plan_merge(
         CheckpointError: an adapter does not fit the model, or one that does more than add is
             weighted or combined with others.
     """
-    found: dict[str, list[Change]] = {}
+    by_name: dict[str, list[Change]] = {}
     vocab_size = config.vocab_size
     for adapter in adapters:
         own = dataclasses.replace(config, vocab_size=vocabulary_of(adapter, config))
@@ -62,14 +62,14 @@ def plan_merge(
                     change = dataclasses.replace(change, value=None, shared=False)
                     if change.a is None:
                         continue
-            found.setdefault(name, []).append(change)
-    for name, changes in found.items():
+            by_name.setdefault(name, []).append(change)
+    for name, changes in by_name.items():
         for change in changes:
             _check_alone(name, change, len(adapters))
     config = dataclasses.replace(config, vocab_size=vocab_size)
     if config.tie_embeddings:
-        config = _decide_head(found, config)
-    return Merge(config, found)
+        config = _decide_head(by_name, config)
+    return Merge(config, by_name)
 
 
 def _check_alone(name: str, change: Change, adapters: int) -> None:
@@ -84,9 +84,9 @@ def _check_alone(name: str, change: Change, adapters: int) -> None:
     )
 
 
-def _decide_head(found: dict[str, list[Change]], config: GriffinConfig) -> GriffinConfig:
+def _decide_head(by_name: dict[str, list[Change]], config: GriffinConfig) -> GriffinConfig:
     """Untie the output head in the config if it differs from the embedding after all changes."""
-    rows, head = found.pop(EMBEDDING, []), found.pop(HEAD, [])
+    rows, head = by_name.pop(EMBEDDING, []), by_name.pop(HEAD, [])
     shared = [change for change in (*rows, *head) if change.shared]
     if len(shared) == 2 and not _same(shared[0], shared[1], "value"):
         raise CheckpointError(
@@ -103,13 +103,13 @@ def _decide_head(found: dict[str, list[Change]], config: GriffinConfig) -> Griff
         )
     if follows or _same_changes(rows, head):
         if rows or matrix:
-            found[EMBEDDING] = matrix + rows
+            by_name[EMBEDDING] = matrix + rows
         return config
     for name, changes in ((EMBEDDING, rows), (HEAD, head)):
         if any(change.value is not None for change in changes):
-            found[name] = changes
+            by_name[name] = changes
         elif changes or matrix:
-            found[name] = matrix + changes
+            by_name[name] = matrix + changes
     return dataclasses.replace(config, tie_embeddings=False)
 
 

@@ -39,52 +39,52 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
             f"{'embedding' if embedding is None else 'layers'} of a Griffin model cannot be found "
             "among its tensors"
         )
-    known: dict[str, Any] = {"vocab_size": embedding[0], "width": embedding[1]}
-    known["num_layers"] = max(indices) + 1
+    fields: dict[str, Any] = {"vocab_size": embedding[0], "width": embedding[1]}
+    fields["num_layers"] = max(indices) + 1
     blocks: list[str] = []
-    for i in range(known["num_layers"]):
+    for i in range(fields["num_layers"]):
         layer = f"model.layers.{i}."
         block = layer + "temporal_block."
         attends = of(block + "k_proj.weight", 2)
         if attends:
             queries = (of(block + "q_proj.weight", 2) or embedding[1:])[0]
-            known["num_heads"] = queries // max(attends[0], 1)
+            fields["num_heads"] = queries // max(attends[0], 1)
             if queries != embedding[1]:
-                known["head_dim"] = attends[0]
+                fields["head_dim"] = attends[0]
             biased = any(block + f"{i}_proj.bias" in shapes for i in "qkv")
-            known["attention_bias"] = biased or known.get("attention_bias", False)
+            fields["attention_bias"] = biased or fields.get("attention_bias", False)
         if linear := of(block + "linear_x.weight", 2):
-            known["lru_width"] = linear[0]
+            fields["lru_width"] = linear[0]
         if gate := of(block + "rg_lru.input_gate_weight", 3):
-            known["gate_blocks"] = gate[0]
+            fields["gate_blocks"] = gate[0]
             imaginary = block + "rg_lru.imaginary_param" in shapes
-            known["complex_gates"] = imaginary or known.get("complex_gates", False)
+            fields["complex_gates"] = imaginary or fields.get("complex_gates", False)
         if conv := of(block + "conv_1d.weight", 3):
-            known["conv_width"] = conv[2]
+            fields["conv_width"] = conv[2]
         if up := of(layer + "mlp_block.up_proj.weight", 2):
-            known["mlp_width"] = up[0]
+            fields["mlp_width"] = up[0]
         blocks.append("local_attention" if attends else "recurrent")
-    known["block_pattern"] = _shortest_pattern(blocks)
-    return known
+    fields["block_pattern"] = _shortest_pattern(blocks)
+    return fields
 
 
 def complete_fields(
-    known: Mapping[str, Any], given: Mapping[str, Any], preset: str | None, source: str
+    inferred: Mapping[str, Any], user_fields: Mapping[str, Any], preset: str | None, source: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the fields of a config, from shapes and the user's additions, and each field's source.
     Some of the fields in ``UNSEEN`` may be lacking.
 
     Args:
-        known: Fields from `fields_from_shapes`.
-        given: Fields that the user sets.
+        inferred: Fields from `fields_from_shapes`.
+        user_fields: Fields that the user sets.
         preset: Name of a preset that supplies the fields that shapes do not show.
 
     Raises:
         CheckpointError: the shapes are not those of the preset, or not those of any model.
     """
-    if preset is not None and (differing := _differing(known, PRESETS[preset])):
+    if preset is not None and (differing := _differing(inferred, PRESETS[preset])):
         raise CheckpointError(f"{source} is not preset {preset}: {'; '.join(differing)}")
-    if "mlp_width" not in known:
+    if "mlp_width" not in inferred:
         raise CheckpointError(f"{source}: no layer has an up_proj, which says how wide MLPs are")
     fields = {name: value for name, value in UNSEEN.items() if value is not None}
     origins = dict.fromkeys(fields, "default")
@@ -96,16 +96,16 @@ def complete_fields(
     if preset is not None:
         add(dataclasses.asdict(PRESETS[preset]), f"preset {preset}")
         # No shape says which keys attention sees.
-        known = {name: value for name, value in known.items() if name != "block_pattern"}
-    add(known, "shapes")
-    add(given, "given")
+        inferred = {name: value for name, value in inferred.items() if name != "block_pattern"}
+    add(inferred, "shapes")
+    add(user_fields, "given")
     heads_of_keys = fields["num_kv_heads"]
-    if "num_heads" in known and isinstance(heads_of_keys, int):  # shapes alone suppose one
+    if "num_heads" in inferred and isinstance(heads_of_keys, int):  # shapes alone suppose one
         for name, value in (
-            ("num_heads", known["num_heads"] * heads_of_keys),
-            ("head_dim", known.get("head_dim", 0) // max(heads_of_keys, 1)),
+            ("num_heads", inferred["num_heads"] * heads_of_keys),
+            ("head_dim", inferred.get("head_dim", 0) // max(heads_of_keys, 1)),
         ):
-            if name in known and name not in given:
+            if name in inferred and name not in user_fields:
                 fields[name] = value
     # Fields that no block of this model uses.
     heads = fields.get("num_heads", fields.get("gate_blocks", 1))
@@ -118,9 +118,9 @@ def complete_fields(
     return fields, origins
 
 
-def ask_for(unknown: Iterable[str], known: Mapping[str, Any], source: str) -> str:
+def ask_for(unknown: Iterable[str], inferred: Mapping[str, Any], source: str) -> str:
     """Return the sentence that asks the user for unknown fields."""
-    fit = [name for name, config in PRESETS.items() if not _differing(known, config)]
+    fit = [name for name, config in PRESETS.items() if not _differing(inferred, config)]
     hint = f"; its shapes are those of preset {' or '.join(fit)}" if fit else ""
     return (
         f"{source} has no config, and its tensors do not say {', '.join(unknown)}: give a preset "
@@ -128,13 +128,13 @@ def ask_for(unknown: Iterable[str], known: Mapping[str, Any], source: str) -> st
     )
 
 
-def _differing(known: Mapping[str, Any], preset: GriffinConfig) -> list[str]:
+def _differing(fields: Mapping[str, Any], preset: GriffinConfig) -> list[str]:
     differing = [
         f"{name} is {value}, not {getattr(preset, name)}"
-        for name, value in known.items()
+        for name, value in fields.items()
         if name not in ("vocab_size", "block_pattern") and value != getattr(preset, name)
     ]
-    pattern, layers = known["block_pattern"], range(known["num_layers"])
+    pattern, layers = fields["block_pattern"], range(fields["num_layers"])
     recurrent = [pattern[i % len(pattern)] == "recurrent" for i in layers]
     if recurrent != [block == "recurrent" for block in preset.block_types]:
         differing.append("its blocks are of other types")

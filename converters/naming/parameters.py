@@ -42,7 +42,7 @@ def parameters_of(
 ) -> dict[str, Parameter]:
     """Return the parameters that bindings make of a container's tensors, by canonical name: they
     may be parts of a tensor, have other values, or be zeros."""
-    kept = Kept()
+    memo = Kept()
     homes = {spec.name: binding.foreign for binding in bindings for spec in binding.canonical}
     parameters: dict[str, Parameter] = {}
     for binding in bindings:
@@ -53,19 +53,19 @@ def parameters_of(
             parameters[spec.name] = Parameter(tensor, None, "")
             continue
         stored = tensors[binding.foreign]
-        for spec, tensor in zip(binding.canonical, _canonical(binding, stored, kept), strict=True):
+        for spec, tensor in zip(binding.canonical, _canonical(binding, stored, memo), strict=True):
             if binding.change is not None:
                 tensor = changed(tensor, binding.change.apply)
             parameters[spec.name] = Parameter(tensor, stored, binding.foreign)
     return parameters
 
 
-def _canonical(binding: Binding, stored: LazyTensor, kept: Kept) -> Sequence[LazyTensor]:
+def _canonical(binding: Binding, stored: LazyTensor, memo: Kept) -> Sequence[LazyTensor]:
     """Return the parameters in a stored tensor, with their stored values."""
     if binding.entry is not None:
-        stored = index(kept(stored), binding.entry)
+        stored = index(memo(stored), binding.entry)
     elif len(binding.canonical) > 1:
-        stored = kept(stored)
+        stored = memo(stored)
     if binding.cut is None:
         return binding.op.to_canonical(stored)
     parts, start = [], 0

@@ -123,16 +123,16 @@ def _in_folder(entry: os.DirEntry[str], name: str, *, is_step: bool) -> Iterator
 
 
 def _other_files(
-    path: Path, name: str, known: re.Pattern[str], folders: re.Pattern[str] | None = None
+    path: Path, name: str, files: re.Pattern[str], folders: re.Pattern[str] | None = None
 ) -> Iterator[str]:
-    """Yield files and subfolders whose names do not match ``known`` and ``folders``."""
+    """Yield files and subfolders whose names do not match ``files`` and ``folders``."""
     with os.scandir(path) as entries:
         for entry in entries:
             within = f"{name}/{entry.name}"
             if not entry.is_dir(follow_symlinks=False):
-                if not known.fullmatch(entry.name):
+                if not files.fullmatch(entry.name):
                     yield within
             elif folders is not None and folders.fullmatch(entry.name):
-                yield from _other_files(Path(entry.path), within, known, folders)
+                yield from _other_files(Path(entry.path), within, files, folders)
             else:
                 yield f"{within}/"

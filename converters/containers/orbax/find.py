@@ -165,13 +165,13 @@ def read_tree(folder: Path) -> Tree:
     return Tree(leaves, zarr3, zarr3 and not stored)
 
 
-def choose_root(source: str, keys: Iterable[Keys], asked: Keys = ()) -> Keys:
+def choose_root(source: str, keys: Iterable[Keys], prefix: Keys = ()) -> Keys:
     """Find the parameters in a tree: its root, or below ``params`` and the like.
 
     Args:
         source: Name of the item, for the message.
         keys: Keys of every floating-point array that is not of an optimizer.
-        asked: Keys that ``item=`` has to begin with, for the message.
+        prefix: Keys that ``item=`` has to begin with, for the message.
 
     Raises:
         ArgumentError: there are several sets of parameters.
@@ -188,7 +188,7 @@ def choose_root(source: str, keys: Iterable[Keys], asked: Keys = ()) -> Keys:
         elif copies == ["params"]:
             chosen = "params"
         elif copies:
-            paths = ("/".join((*asked, *root, top)) for top in tops)
+            paths = ("/".join((*prefix, *root, top)) for top in tops)
             options = listed(paths, lambda path: f"item={path}")
             raise ArgumentError(f"{source} holds several sets of parameters; choose one: {options}")
         else:
