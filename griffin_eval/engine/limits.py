@@ -30,12 +30,14 @@ class Limits(NamedTuple):
         return f"at most {self.tokens} tokens and {self.rows} rows a step"
 
 
-def limits_for(runner: Runner, state_bytes: int | None = None, most: int | None = None) -> Limits:
-    """Return the fastest limits for a model on this device, with at most ``most`` rows.
+def limits_for(
+    runner: Runner, state_bytes: int | None = None, max_rows: int | None = None
+) -> Limits:
+    """Return the fastest limits for a model on this device, with at most ``max_rows`` rows.
 
     Choose them once for a loaded model: the same requests are then read in the same steps and get
     bit-identical results, however much memory is free later.
     """
     budget = runner.free_memory() // 4 if state_bytes is None else state_bytes
-    rows = runner.step_rows if most is None else min(most, runner.step_rows)
+    rows = runner.step_rows if max_rows is None else min(max_rows, runner.step_rows)
     return Limits(runner.step_tokens, rows, budget)

@@ -114,11 +114,11 @@ def divide(paths: Sequence[np.ndarray], more: Sequence[int], parts: int) -> list
     alone = [len(paths[i]) + more[i] for i in ranked]  # cost if the sequence begins a part
     shared = [0] + [common_prefix(paths[a], paths[b]) for a, b in itertools.pairwise(ranked)]
 
-    def starts(most: int) -> list[int]:
-        begin, load = [], most
+    def starts(max_load: int) -> list[int]:
+        begin, load = [], max_load
         for place, cost in enumerate(alone):
             load += cost - shared[place]
-            if load > most:
+            if load > max_load:
                 begin.append(place)
                 load = cost
         return begin

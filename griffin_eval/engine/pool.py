@@ -26,7 +26,7 @@ class Pool:
     If no slot is free, the pool grows; at its maximum size it evicts the least recently used state.
 
     Args:
-        most: Maximum number of slots.
+        max_slots: Maximum number of slots.
         capacity: Maximum number of tokens of a document, padded.
         on_evicted: Function of the edge whose state is evicted.
     """
@@ -35,14 +35,14 @@ class Pool:
         self,
         runner: Runner,
         slots: int,
-        most: int,
+        max_slots: int,
         capacity: int,
         on_evicted: Callable[[Any], object],
     ):
         self._runner, self._capacity, self._on_evicted = runner, capacity, on_evicted
-        self._slots, self._most = slots, most
+        self._slots, self._max_slots = slots, max_slots
         self._free = list(range(slots))[::-1]
-        self._held = OrderedDict[Any, int]()  # least recently used first
+        self._evictable = OrderedDict[Any, int]()  # least recently used first
         self._pinned: dict[Any, int] = {}
         self.states: Any = runner.open_pool(slots, capacity)
 
@@ -52,11 +52,11 @@ class Pool:
         return self._slots - len(self._free)
 
     def __contains__(self, edge: Any) -> bool:
-        return edge in self._held or edge in self._pinned
+        return edge in self._evictable or edge in self._pinned
 
     def slot_of(self, edge: Any) -> int:
         """Return the slot of the state at the end of an edge; -1 if the pool does not hold it."""
-        return self._held.get(edge, self._pinned.get(edge, -1))
+        return self._evictable.get(edge, self._pinned.get(edge, -1))
 
     def take(self, spared: Callable[[], Collection[Any]] = tuple) -> int | None:
         """Return a slot to write; None if all slots are being written or hold states of the edges
@@ -64,24 +64,24 @@ class Pool:
         if self._free or self._grow():
             return self._free.pop()
         kept = spared()
-        edge = next((edge for edge in self._held if edge not in kept), None)
+        edge = next((edge for edge in self._evictable if edge not in kept), None)
         if edge is None:
             return None
         self._on_evicted(edge)
-        return self._held.pop(edge)
+        return self._evictable.pop(edge)
 
     def hold(self, edge: Any, slot: int, *, pinned: bool = False) -> None:
         """Keep the state in a taken slot as the one at the end of an edge. Pinned states stay."""
-        (self._pinned if pinned else self._held)[edge] = slot
+        (self._pinned if pinned else self._evictable)[edge] = slot
 
     def used(self, edge: Any) -> None:
         """Mark the state at the end of an edge as recently used, if it is held."""
-        if edge in self._held:
-            self._held.move_to_end(edge)
+        if edge in self._evictable:
+            self._evictable.move_to_end(edge)
 
     def take_over(self, edge: Any) -> int:
         """Remove a held state from the pool and return its slot to be overwritten."""
-        return self._held.pop(edge)
+        return self._evictable.pop(edge)
 
     def free(self, slot: int) -> None:
         """Free a taken slot; does nothing for -1."""
@@ -90,21 +90,21 @@ class Pool:
 
     def drop(self, edge: Any) -> None:
         """Free the state at the end of an edge, if it is held and not pinned."""
-        self.free(self._held.pop(edge, -1))
+        self.free(self._evictable.pop(edge, -1))
 
     def _grow(self) -> bool:
         """Add slots; return whether budget and memory allowed it."""
-        if self._slots == self._most:
+        if self._slots == self._max_slots:
             return False
         try:
-            self.states = self._runner.grow_pool(self.states, self._most, self._capacity)
+            self.states = self._runner.grow_pool(self.states, self._max_slots, self._capacity)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._most = self._slots
+            self._max_slots = self._slots
             return False
-        self._free = list(range(self._slots, self._most))[::-1]
-        self._slots = self._most
+        self._free = list(range(self._slots, self._max_slots))[::-1]
+        self._slots = self._max_slots
         return True
 
     def read(self, parts: Sequence[Part], filler: int = 0) -> tuple[Any, np.ndarray]:

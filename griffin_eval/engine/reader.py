@@ -42,11 +42,11 @@ class ActiveEdge:
         """Return the int32 [count] ids of the next tokens."""
         return ids_of(self.edge.path[self.position : self.position + count])
 
-    def next_part(self, most: int) -> tuple[int, int]:
+    def next_part(self, max_tokens: int) -> tuple[int, int]:
         """Return how many tokens can be read before the next ablation, and the ablation to apply
         before the first of them."""
         begin = max(self.position - 1, 0)
-        ablations = ablation_of(self.edge.path[begin : self.position + most])
+        ablations = ablation_of(self.edge.path[begin : self.position + max_tokens])
         before, ahead = (ablations[0], ablations[1:]) if self.position else (0, ablations)
         changes = np.flatnonzero(ahead != ahead[0])
         return int(changes[0]) if len(changes) else len(ahead), int(ahead[0] & ~before)
@@ -95,7 +95,7 @@ class Reader:
         stats.tokens_again += tree.repeated
         self._stack = tree.roots[::-1]
         self._active: list[ActiveEdge] = []
-        self._wanted: dict[Edge, int] = {}  # number of children that have not begun, by edge
+        self._pending: dict[Edge, int] = {}  # number of children that have not begun, by edge
         self._again: dict[Edge, list[Edge]] = {}  # edges waiting for a lost state, by its edge
         self._scored: dict[Edge, int] = {}  # `ActiveEdge.scored` of edges whose state was lost
         self.pool = self._open_pool()
@@ -126,7 +126,7 @@ class Reader:
                     break
                 self._again[parent] = [edge]
                 if parent.parent is not None:
-                    self._wanted[parent.parent] = self._wanted.get(parent.parent, 0) + 1
+                    self._pending[parent.parent] = self._pending.get(parent.parent, 0) + 1
                 edge = parent
             else:
                 if edge.stored is not None:
@@ -229,7 +229,7 @@ class Reader:
     def _begin(self, edge: Edge, leaf: bool) -> int | None:
         """Return a slot for the state of an edge; -1 if it needs none, None if no slot is free."""
         parent = edge.parent
-        last = parent is not None and self._wanted[parent] == 1
+        last = parent is not None and self._pending[parent] == 1
         if leaf:
             slot = -1
         elif last and parent in self.pool:
@@ -241,9 +241,9 @@ class Reader:
             if slot is None:
                 return None
         if parent is not None:
-            self._wanted[parent] -= 1
+            self._pending[parent] -= 1
             if last:
-                del self._wanted[parent]
+                del self._pending[parent]
                 self.pool.drop(parent)
         return slot
 
@@ -262,7 +262,7 @@ class Reader:
         else:
             children = edge.children
             if children:
-                self._wanted[edge] = len(children)
+                self._pending[edge] = len(children)
         if children:
             self.pool.hold(edge, slot)
             self._stack += children[::-1]
@@ -286,7 +286,7 @@ class Reader:
             self._stack.append(active.edge)
             self._scored[active.edge] = max(active.scored, active.position)
             if active.begun and (parent := active.edge.parent) is not None:
-                self._wanted[parent] = self._wanted.get(parent, 0) + 1
+                self._pending[parent] = self._pending.get(parent, 0) + 1
         self._active = []
         del self.pool  # free its memory before the next one is allocated
         self.pool = self._open_pool()

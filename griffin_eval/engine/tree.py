@@ -187,13 +187,13 @@ def _rooted(root: Edge) -> Tree:
     return Tree(root.children, total, repeated)
 
 
-def _dissolve(root: Edge, most: int) -> int:
-    """Repeat up to ``most`` tokens of short edges in each of their children, from the root on.
+def _dissolve(root: Edge, max_repeated: int) -> int:
+    """Repeat up to ``max_repeated`` tokens of short edges in each of their children, root first.
 
     Otherwise an edge such as BOS alone is a step of its own, for which all others wait. Returns the
     number of repeated tokens.
     """
-    left, level = most, [root]
+    left, level = max_repeated, [root]
     while left > 0 and level:
         below = []
         for parent in level:
@@ -218,7 +218,7 @@ def _dissolve(root: Edge, most: int) -> int:
             parent.children = children
             below += children
         level = below
-    return most - left
+    return max_repeated - left
 
 
 def split_at(edge: Edge, length: int) -> Edge:

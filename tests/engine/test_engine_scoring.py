@@ -252,7 +252,7 @@ def test_limits_follow_from_the_device_and_the_size_of_a_state():
     limits = limits_for(runner)
     assert limits[:2] == (runner.step_tokens, runner.step_rows)
     assert 0 < limits.state_bytes < runner.free_memory()
-    assert limits_for(runner, 1000, most=3) == (runner.step_tokens, 3, 1000)
-    assert limits_for(runner, most=10**9).rows == runner.step_rows
+    assert limits_for(runner, 1000, max_rows=3) == (runner.step_tokens, 3, 1000)
+    assert limits_for(runner, max_rows=10**9).rows == runner.step_rows
     for state, rows in ((1, 64), (COPIED_STATES // 3, 3), (COPIED_STATES * 2, 1)):
         assert Limits(512, 64).fitting(state) == Limits(512, rows)

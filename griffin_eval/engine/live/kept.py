@@ -13,9 +13,9 @@ def place(
     root: LiveEdge,
     tokens: np.ndarray,
     cache: StateCache,
-    most: int,
+    max_tokens: int,
     softmax_dtype: str,
-    held: Container[LiveEdge],
+    in_memory: Container[LiveEdge],
 ) -> tuple[LiveEdge, Beginning] | None:
     """Insert a prompt into a tree, cut where states are on disk or will be saved to disk.
 
@@ -23,8 +23,8 @@ def place(
     ``keep`` if a state there saves `MIN_TOKENS` tokens. The tree is also cut at the prompt's own
     last cacheable beginning, so that its state is available to prompts that continue it.
 
-    Beginnings of more than ``most`` tokens qualify only if their log-probabilities are on disk.
-    ``held`` contains the edges whose states are in memory.
+    Beginnings of more than ``max_tokens`` qualify only if their log-probabilities are on disk.
+    ``in_memory`` contains the edges whose states the pool has.
 
     Returns:
         The longest beginning on disk and the edge at whose end its state belongs; None if there is
@@ -39,7 +39,7 @@ def place(
         if own.key in cache:
             known = max(known, own.tokens)
             scored = own.scores_key(softmax_dtype) in cache
-            stored = own if own.tokens <= most or scored else stored
+            stored = own if own.tokens <= max_tokens or scored else stored
             bare = None if scored else own
         if own.tokens <= common:
             keep = own
@@ -50,7 +50,7 @@ def place(
         edge.keep = keep, tokens[: keep.tokens].copy()
     if own is not None and own.tokens - known >= MIN_TOKENS:
         insert(root, tokens[: own.tokens - 1])
-    have = max((edge.end for edge in last.path() if edge in held), default=0)
+    have = max((edge.end for edge in last.path() if edge in in_memory), default=0)
     if stored is None or stored.tokens - 1 <= have:
         return None
     return insert(root, tokens[: stored.tokens - 1]), stored

@@ -62,8 +62,8 @@ class PromptReader:
         self._runner, self._slots, self._capacity = runner, slots, capacity
         self._softmax_dtype, self._saved, self._counts = softmax_dtype, saved, counts
         self._cache = cache
-        most = Limits(runner.step_tokens, min(runner.step_rows, MAX_EDGES))
-        self.limits = self._most = most.fitting(runner.step_bytes(capacity))
+        limits = Limits(runner.step_tokens, min(runner.step_rows, MAX_EDGES))
+        self.limits = self._max_limits = limits.fitting(runner.step_bytes(capacity))
         self._fixed_sizes = runner.padded_tokens(3) != 3
         self.requests: list[Request] = []
         self.roots: dict[str | None, LiveEdge] = {
@@ -139,7 +139,7 @@ class PromptReader:
         smaller = self.limits.halved()
         least, self.limits = smaller == self.limits, smaller
         if least:
-            self.limits = self._most
+            self.limits = self._max_limits
         return not least
 
     def at_work(self) -> list[Request]:
@@ -156,8 +156,8 @@ class PromptReader:
         for edge in request.edge.path():
             edge.requests += 1
             if request.score_from is not None:
-                edge.wanted_from = min(edge.wanted_from, request.score_from)
-                edge.wanted_top = max(edge.wanted_top, request.top or 0)
+                edge.requested_from = min(edge.requested_from, request.score_from)
+                edge.requested_top = max(edge.requested_top, request.top or 0)
         self._largest_top = max(self._largest_top, request.top or 0)
         self.requests.append(request)
 
@@ -233,7 +233,7 @@ class PromptReader:
         self._give_up(edge)
         if edge not in self.pool:
             edge.logits = None
-        edge.wanted_from, edge.wanted_top = NEVER, 0
+        edge.requested_from, edge.requested_top = NEVER, 0
 
     def _next_edge(self, request: Request) -> LiveEdge | None:
         """Return the edge to read next for a request; None if its prompt is done."""
@@ -314,7 +314,7 @@ class PromptReader:
                 break
             if edge.working is None:
                 source = self._source(edge)
-                whole = count == most and not self._kept(edge)
+                whole = count == most and not self._needs_state(edge)
                 target = -1 if whole else self.pool.take(lambda: needed)
                 if target is None:
                     continue
@@ -357,16 +357,16 @@ class PromptReader:
     def _last(self, edge: LiveEdge) -> int:
         """Return the end in the sequence of the tokens to read: the last token of an edge is left
         out if no request needs its prediction and nothing follows."""
-        follows = self._kept(edge) or any(
-            each.edge is edge and each.max_new_tokens and not each.drawn for each in self.requests
+        follows = self._needs_state(edge) or any(
+            r.edge is edge and r.max_new_tokens and not r.drawn for r in self.requests
         )
         return edge.end if follows else max(edge.end - 1, edge.start + 1)
 
-    def _kept(self, edge: LiveEdge) -> bool:
+    def _needs_state(self, edge: LiveEdge) -> bool:
         """Return whether the state after an edge is needed, or likely to be."""
         if edge.children or len(edge.tokens) >= LONG:
             return True
-        return any(each.edge is edge and each.goes_on for each in self.requests)
+        return any(request.edge is edge and request.goes_on for request in self.requests)
 
     def _read_parts(self, parts: list[Part]) -> None:
         begin = time.perf_counter()
@@ -393,29 +393,29 @@ class PromptReader:
 
     def _score(self, hidden: Any, parts: list[Part], bases: np.ndarray) -> None:
         """Compute the requested log-probabilities that the parts of a step predict."""
-        every = self._wanted(parts, bases)
+        every = self._requested(parts, bases)
         for with_top in (False, True):
-            found = [each for each in every if (_width(each[0]) > 0) is with_top]
-            if not found:
+            selected = [one for one in every if (_width(one[0]) > 0) is with_top]
+            if not selected:
                 continue
-            positions = np.concatenate([places for *_, places in found])
+            positions = np.concatenate([places for *_, places in selected])
             position_of = np.arange(len(positions))
             if not self._fixed_sizes:
                 positions, position_of = np.unique(positions, return_inverse=True)
-            targets = np.concatenate([edge.tokens[index] for edge, index, _ in found])
-            asked = hidden, positions, targets, position_of, self._softmax_dtype
+            targets = np.concatenate([edge.tokens[index] for edge, index, _ in selected])
+            arguments = hidden, positions, targets, position_of, self._softmax_dtype
             if with_top:
-                top = max(_width(edge) for edge, *_ in found)
-                results = self._runner.score(*asked, top=top)
+                top = max(_width(edge) for edge, *_ in selected)
+                results = self._runner.score(*arguments, top=top)
             else:
-                results = (self._runner.score(*asked)[0],)
+                results = (self._runner.score(*arguments)[0],)
             first = 0
-            for edge, index, _ in found:
+            for edge, index, _ in selected:
                 part = slice(first, first := first + len(index))
                 top = _width(edge)
-                edge.learn(index, results[0][part], *(each[part, :top] for each in results[1:]))
+                edge.learn(index, results[0][part], *(one[part, :top] for one in results[1:]))
 
-    def _wanted(
+    def _requested(
         self, parts: list[Part], bases: np.ndarray
     ) -> list[tuple[LiveEdge, np.ndarray, np.ndarray]]:
         """Return edges with the indices of their requested tokens that the parts of a step predict,
@@ -425,13 +425,13 @@ class PromptReader:
         for (edge, tokens, *_), base in zip(parts, bases.tolist(), strict=True):
             at = edge.position - edge.start
             end = at + len(tokens)
-            unknown = edge.unknown(edge.wanted_from, edge.wanted_top)
+            unknown = edge.unknown(edge.requested_from, edge.requested_top)
             unknown = unknown[(unknown > at) & (unknown <= end)]
             if len(unknown):
                 own.append((edge, unknown, base + unknown - 1 - at))
             if end == len(edge.tokens):
                 for child in edge.children.values():
-                    unknown = child.unknown(child.wanted_from, child.wanted_top)
+                    unknown = child.unknown(child.requested_from, child.requested_top)
                     if len(unknown) and not unknown[0]:
                         after.append((child, unknown[:1], np.array([base + len(tokens) - 1])))
         if self._fixed_sizes:  # compiled for at most `read`; `_learn_first` does the rest
@@ -499,4 +499,4 @@ def lately(before: float, now: float) -> float:
 
 def _width(edge: LiveEdge) -> int:
     """Return the number of most likely tokens to compute for each token of an edge."""
-    return max(edge.wanted_top, edge.top)
+    return max(edge.requested_top, edge.top)

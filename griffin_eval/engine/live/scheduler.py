@@ -287,7 +287,7 @@ class Scheduler:
                 self._not_finite(request)
                 return
             request.score_from = None
-            if not self._told(request, lambda: request.listener.prompt(scores)):
+            if not self._notify(request, lambda: request.listener.prompt(scores)):
                 return
         if not request.max_new_tokens:
             self._finish(request, "length")
@@ -302,12 +302,12 @@ class Scheduler:
             if request is self._alone:
                 self._alone = None
             token = request.chooser(edge.logits)
-            found = (
+            result = (
                 (None, _NONE, _NONE)
                 if request.top is None
                 else self._prompts.normalised(edge.logits, token, request.top)
             )
-            self._give(request, token, *found)
+            self._give(request, token, *result)
 
     def _seat(self) -> None:
         """Give rows to requests whose first token has been chosen."""
@@ -370,14 +370,14 @@ class Scheduler:
         request.new.append(token)
         self.counts.tokens_generated += 1
         stopped: list[bool] = []
-        if not self._told(request, lambda: stopped.append(request.listener.token(new))):
+        if not self._notify(request, lambda: stopped.append(request.listener.token(new))):
             return
         if ends or stopped[0]:
             self._finish(request, "stop")
         elif len(request.new) >= request.max_new_tokens:
             self._finish(request, "length")
 
-    def _told(self, request: Request, tell: Callable[[], object]) -> bool:
+    def _notify(self, request: Request, tell: Callable[[], object]) -> bool:
         """Call a listener; if it fails, end its request only."""
         try:
             tell()

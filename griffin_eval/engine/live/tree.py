@@ -30,8 +30,8 @@ class LiveEdge:
         missing: Number of unknown log-probabilities, not counting the first token of a sequence.
         top: Number of most likely tokens that are known in the place of each token.
         top_tokens, top_logprobs: [N, top], those tokens and their log-probabilities.
-        wanted_from: Index in the sequence of the first token whose log-probability is requested.
-        wanted_top: Number of most likely tokens that is requested.
+        requested_from: Index in the sequence of the first token whose log-probability is requested.
+        requested_top: Number of most likely tokens that is requested.
         requests: Number of unfinished requests that end on this edge or below it.
         used: Clock value of the last use.
     """
@@ -51,8 +51,8 @@ class LiveEdge:
         "top_logprobs",
         "top_tokens",
         "used",
-        "wanted_from",
-        "wanted_top",
+        "requested_from",
+        "requested_top",
         "working",
     )
 
@@ -67,7 +67,7 @@ class LiveEdge:
         self.missing, self.top = len(tokens) - (start == 0), 0
         self.top_tokens = np.empty((len(tokens), 0), np.int64)
         self.top_logprobs = np.empty((len(tokens), 0))
-        self.wanted_from, self.wanted_top = NEVER, 0
+        self.requested_from, self.requested_top = NEVER, 0
         self.requests = self.used = 0
 
     @property
@@ -177,7 +177,7 @@ def split(edge: LiveEdge, length: int) -> LiveEdge:
         setattr(first, name, known[:own].copy())
         setattr(edge, name, known[own:].copy())
     first.top, first.requests, first.used = edge.top, edge.requests, edge.used
-    first.wanted_from, first.wanted_top = edge.wanted_from, edge.wanted_top
+    first.requested_from, first.requested_top = edge.requested_from, edge.requested_top
     if edge.working is not None and edge.position < length:
         # Reading has not passed the cut.
         first.working, first.position, edge.working = edge.working, edge.position, None
