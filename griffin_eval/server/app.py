@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.server.answers import Completion, Waker
 from griffin_eval.server.fields import (
-    Asked,
+    AnswerBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -97,32 +97,32 @@ class _Server:
     # Requests
 
     async def completions(self, http: Http) -> Response:
-        asked = check_body(CompletionBody, await self._body(http))
-        return await self._answer(http, asked, asked.prompt, chat=False)
+        body = check_body(CompletionBody, await self._body(http))
+        return await self._answer(http, body, body.prompt, chat=False)
 
     async def chat(self, http: Http) -> Response:
-        asked = check_body(ChatBody, await self._body(http))
-        prompt = self._model.render(asked.messages, self._model.start_of(asked.model))
-        return await self._answer(http, asked, [prompt], chat=True)
+        body = check_body(ChatBody, await self._body(http))
+        prompt = self._model.render(body.messages, self._model.start_of(body.model))
+        return await self._answer(http, body, [prompt], chat=True)
 
     async def generate(self, http: Http) -> Response:
-        asked = check_body(GenerateBody, await self._body(http))
-        async with self._asked(asked, asked.prompt) as (completions, wake):
+        body = check_body(GenerateBody, await self._body(http))
+        async with self._submit(body, body.prompt) as (completions, wake):
             await self._wait(http, completions, wake)
             return JSONResponse({"text": [each.text for each in completions]})
 
     async def _answer(
-        self, http: Http, asked: Asked, prompts: list[str | list[int]], chat: bool
+        self, http: Http, body: AnswerBody, prompts: list[str | list[int]], chat: bool
     ) -> Response:
-        if asked.stream:
+        if body.stream:
             # Errors have to be raised before the response begins.
-            context = self._asked(asked, prompts)
+            context = self._submit(body, prompts)
             completions, wake = await context.__aenter__()
-            parts = self._parts(http, context, completions, wake, asked, chat)
+            parts = self._parts(http, context, completions, wake, body, chat)
             return StreamingResponse(parts, media_type="text/event-stream")
-        async with self._asked(asked, prompts) as (completions, wake):
+        async with self._submit(body, prompts) as (completions, wake):
             await self._wait(http, completions, wake)
-        head = self._head(asked, chat, part=False)
+        head = self._head(body, chat, part=False)
         choices = [
             {"index": index, "finish_reason": each.finish_reason}
             | (
@@ -135,31 +135,31 @@ class _Server:
             )
             for index, each in enumerate(completions)
         ]
-        return JSONResponse(head | {"choices": choices, "usage": _usage(completions, asked.n)})
+        return JSONResponse(head | {"choices": choices, "usage": _usage(completions, body.n)})
 
     @contextlib.asynccontextmanager
-    async def _asked(
-        self, asked: Asked, prompts: list[str | list[int]]
+    async def _submit(
+        self, body: AnswerBody, prompts: list[str | list[int]]
     ) -> AsyncIterator[tuple[list[Completion], Waker]]:
         """Add the requests of a body to the scheduler; on exit cancel unfinished ones."""
         most = min(MAX_PROMPTS, self._options.queue)
-        if len(prompts) * asked.n > most:
+        if len(prompts) * body.n > most:
             raise Refused(
                 f"a body may ask for {most} answers at most, and this one asks for "
-                f"{len(prompts) * asked.n}: send several, or start the server with more --queue",
+                f"{len(prompts) * body.n}: send several, or start the server with more --queue",
                 param="prompt",
             )
-        start = self._model.start_of(asked.model)
-        wake, seed = Waker(), any_seed() if asked.seed is None else abs(asked.seed)
+        start = self._model.start_of(body.model)
+        wake, seed = Waker(), any_seed() if body.seed is None else abs(body.seed)
 
         def ask() -> list[tuple[Request, Completion]]:
             return [
                 pair
                 for number, prompt in enumerate(prompts)
-                for pair in self._model.ask(prompt, number * asked.n, asked, start, wake, seed)
+                for pair in self._model.ask(prompt, number * body.n, body, start, wake, seed)
             ]
 
-        self._check_queue(len(prompts) * asked.n)
+        self._check_queue(len(prompts) * body.n)
         # Long texts take seconds to tokenise; do not block other clients.
         long = sum(map(len, prompts)) > LONG
         pairs = await asyncio.to_thread(ask) if long else ask()
@@ -167,8 +167,8 @@ class _Server:
         if start is None and not self._warned:
             ids = [
                 pair[1].prompt
-                for pair, given in zip(pairs[:: asked.n], prompts, strict=True)
-                if isinstance(given, list)
+                for pair, prompt in zip(pairs[:: body.n], prompts, strict=True)
+                if isinstance(prompt, list)
             ]
             if any(map(self._model.without_bos, ids)):
                 self._warned = True
@@ -213,11 +213,11 @@ class _Server:
         context: contextlib.AbstractAsyncContextManager[Any],
         completions: list[Completion],
         wake: Waker,
-        asked: Asked,
+        body: AnswerBody,
         chat: bool,
     ) -> AsyncIterator[bytes]:
         """Yield the parts of an answer as server-sent events."""
-        head, ended = self._head(asked, chat, part=True), set[int]()
+        head, ended = self._head(body, chat, part=True), set[int]()
         deadline = time.monotonic() + self._options.timeout
         try:
             if chat:
@@ -248,21 +248,21 @@ class _Server:
                         raise Refused(f"no answer within {self._options.timeout:g} seconds", 504)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(wake.event.wait(), 1)
-            if asked.usage:
-                yield _event(head | {"choices": [], "usage": _usage(completions, asked.n)})
+            if body.usage:
+                yield _event(head | {"choices": [], "usage": _usage(completions, body.n)})
             yield b"data: [DONE]\n\n"
         except Refused as error:
             yield _event(_error(error))
         finally:
             await context.__aexit__(None, None, None)
 
-    def _head(self, asked: Asked, chat: bool, part: bool) -> dict[str, Any]:
+    def _head(self, body: AnswerBody, chat: bool, part: bool) -> dict[str, Any]:
         kind = ("chat.completion" + ".chunk" * part) if chat else "text_completion"
         return {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
-            "model": asked.model or self._options.name,
+            "model": body.model or self._options.name,
             "system_fingerprint": None,
         }
 
@@ -271,9 +271,9 @@ class _Server:
         slow, or not JSON."""
         self._check_key(http)
         # A web page can send other content types to any server without a CORS preflight.
-        given = http.headers.get("content-type", "")
-        if given.partition(";")[0].strip().lower() != "application/json":
-            raise Refused(f"Content-Type must be application/json, found {given!r:.60}", 415)
+        content_type = http.headers.get("content-type", "")
+        if content_type.partition(";")[0].strip().lower() != "application/json":
+            raise Refused(f"Content-Type must be application/json, found {content_type!r:.60}", 415)
         parts, size = [], 0
         try:
             async with asyncio.timeout(self._options.timeout):

@@ -257,7 +257,7 @@ class DetokenizeBody(Fields):
     tokens: list[int] = Field(fail_fast=True)
 
 
-Asked = CompletionBody | ChatBody | GenerateBody
+AnswerBody = CompletionBody | ChatBody | GenerateBody
 Body = TypeVar("Body", bound=Fields)
 
 

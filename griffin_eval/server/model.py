@@ -10,7 +10,7 @@ from griffin_eval.engine.live.scheduler import Scheduler
 from griffin_eval.errors import ArgumentError
 from griffin_eval.opened import OpenModel
 from griffin_eval.server.answers import Answer, Completion
-from griffin_eval.server.fields import Asked, Message
+from griffin_eval.server.fields import AnswerBody, Message
 from griffin_eval.server.logprobs import TokenNames
 from griffin_eval.server.options import ServerOptions
 from griffin_eval.server.refused import Refused
@@ -106,7 +106,7 @@ class ServedModel:
         self,
         prompt: str | list[int],
         index: int,
-        asked: Asked,
+        body: AnswerBody,
         start: str | None,
         changed: Callable[[], object],
         seed: int,
@@ -122,33 +122,31 @@ class ServedModel:
         """
         ids = self.encode(prompt, start)
         most = self.options.max_tokens
-        if most is not None and len(ids) + asked.max_tokens > most:
+        if most is not None and len(ids) + body.max_tokens > most:
             raise Refused(
-                f"the prompt has {len(ids)} tokens and {asked.max_tokens} new ones are asked for "
+                f"the prompt has {len(ids)} tokens and {body.max_tokens} new ones are asked for "
                 f"(max_tokens), together more than this server's {most}",
                 param="max_tokens",
             )
-        text, unseen = (
-            self._text_of(prompt, ids) if asked.echo or asked.top is not None else ("", 0)
-        )
+        text, unseen = self._text_of(prompt, ids) if body.echo or body.top is not None else ("", 0)
         read = (
             ids if start is None else np.append(np.int32(self.saved[start].origin.last_token), ids)
         )
-        found: list[tuple[Request, Completion]] = []
-        for number in range(index, index + asked.n):
+        pairs: list[tuple[Request, Completion]] = []
+        for number in range(index, index + body.n):
             answer = Answer(
                 self.tokenizer,
-                [stop for stop in asked.stop if stop],
+                [stop for stop in body.stop if stop],
                 changed,
-                in_parts=asked.stream,
+                in_parts=body.stream,
             )
             request = Request(
                 read,
                 answer,
-                score_from=1 if asked.echo and asked.top is not None else None,
-                top=asked.top,
-                max_new_tokens=asked.max_tokens,
-                sampling=asked.sampling,
+                score_from=1 if body.echo and body.top is not None else None,
+                top=body.top,
+                max_new_tokens=body.max_tokens,
+                sampling=body.sampling,
                 seed=(seed, number),
                 start=start,
             )
@@ -157,13 +155,13 @@ class ServedModel:
                 ids,
                 text,
                 answer,
-                asked.echo,
-                asked.top,
+                body.echo,
+                body.top,
                 unseen=unseen,
                 follows=start is not None,
             )
-            found.append((request, known))
-        return found
+            pairs.append((request, known))
+        return pairs
 
     def _text_of(self, prompt: str | list[int], ids: np.ndarray) -> tuple[str, int]:
         """Return a prompt as it is echoed, and the number of its first ids that are not in that
