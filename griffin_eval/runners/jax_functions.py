@@ -185,6 +185,6 @@ def state_shardings(mesh: Mesh, split: Split, state: Any) -> Any:
     return jax.tree.map(sharding, state, is_leaf=lambda part: isinstance(part, layers))
 
 
-def x64_if(wanted: bool) -> contextlib.AbstractContextManager:
+def x64_if(enabled: bool) -> contextlib.AbstractContextManager:
     """Return a context that enables 64-bit types if they are wanted."""
-    return jax.enable_x64(True) if wanted else contextlib.nullcontext()
+    return jax.enable_x64(True) if enabled else contextlib.nullcontext()

@@ -67,28 +67,28 @@ def launched(device: str | None, tensor_parallel: int, data_parallel: int | None
     if processes == 1:
         return Launch()
     everywhere = len(jax.devices(choose_device(device).platform))
-    each = everywhere // processes
-    fits = _fits(tensor_parallel, each, processes)
+    per_process = everywhere // processes
+    fits = _fits(tensor_parallel, per_process, processes)
     if not fits or data_parallel not in (None, everywhere // tensor_parallel):
         if rank:
             raise SystemExit(2)
-        asked = f"tensor_parallel_size={tensor_parallel}"
+        arguments = f"tensor_parallel_size={tensor_parallel}"
         if data_parallel is not None:
-            asked += f" and data_parallel_size={data_parallel}"
-        sizes = [n for n in range(1, everywhere + 1) if _fits(n, each, processes)]
+            arguments += f" and data_parallel_size={data_parallel}"
+        sizes = [n for n in range(1, everywhere + 1) if _fits(n, per_process, processes)]
         raise ArgumentError(
-            f"{asked} with {processes} processes of {each} devices each: the replicas use all of "
-            f"them, so tensor_parallel_size is one of {', '.join(map(str, sizes))}, and "
+            f"{arguments} with {processes} processes of {per_process} devices each: the replicas "
+            f"use all of them, so tensor_parallel_size is one of {', '.join(map(str, sizes))}, and "
             f"data_parallel_size {everywhere} divided by it"
         )
-    return Launch(rank, 0, processes, 1, max(tensor_parallel // each, 1))
+    return Launch(rank, 0, processes, 1, max(tensor_parallel // per_process, 1))
 
 
-def _fits(tensor_parallel: int, each: int, processes: int) -> bool:
+def _fits(tensor_parallel: int, per_process: int, processes: int) -> bool:
     """Return whether replicas of this many devices use all devices of all processes."""
-    if tensor_parallel <= each:
-        return each % tensor_parallel == 0
-    return tensor_parallel % each == 0 and processes % (tensor_parallel // each) == 0
+    if tensor_parallel <= per_process:
+        return per_process % tensor_parallel == 0
+    return tensor_parallel % per_process == 0 and processes % (tensor_parallel // per_process) == 0
 
 
 class Connections:
@@ -97,7 +97,7 @@ class Connections:
 
     def __init__(self, followers: list[connection.Connection], first: int):
         self._followers, self.processes, self._first = followers, len(followers) + 1, first
-        self._closed = self._told = False
+        self._closed = self._failure_reported = False
         self._lost: ProcessLost | None = None
         for rank, follower in enumerate(followers, start=1):
             threading.Thread(target=self._watch, args=(rank, follower), daemon=True).start()
@@ -119,7 +119,7 @@ class Connections:
         """Return the loss of a follower if that is why a call failed; otherwise the error."""
         for _ in range(50):  # the watching thread notices the end of a process with a delay
             if self._lost is not None:
-                self._told = True
+                self._failure_reported = True
                 return self._lost
             time.sleep(0.1)
         return error
@@ -147,10 +147,10 @@ class Connections:
             return
         self._lost = ProcessLost(sentence)
         time.sleep(GRACE)
-        if not self._told:
+        if not self._failure_reported:
             print(f"griffin: {sentence}", file=sys.stderr)
         sys.stderr.flush()
-        time.sleep(GRACE * self._told)  # let this process exit by itself
+        time.sleep(GRACE * self._failure_reported)  # let this process exit by itself
         os._exit(1)
 
 

@@ -38,7 +38,7 @@ from griffin_eval.runners.batching import (
     step_tokens,
 )
 from griffin_eval.runners.compiled_jax import ExecutableCache, cache_folder
-from griffin_eval.runners.devices import asked_or_best
+from griffin_eval.runners.devices import chosen_device
 from griffin_eval.runners.jax_functions import x64_if
 from griffin_eval.sharding.mesh_jax import make_mesh
 from griffin_eval.sharding.split import MODEL, split_over
@@ -187,15 +187,15 @@ class JaxRunner:
             vocabulary = NamedSharding(self._mesh, PartitionSpec(None, split))
         return self._state_sharding(pool), self._state_sharding(decoding), vocabulary, whole
 
-    def _kept(self, state: State) -> State:
+    def _pooled(self, state: State) -> State:
         """Return a state in the form that it has between steps."""
         return jax_functions.as_bits(state) if self._reads_in_place else state
 
     def _init_pool(self, rows: int, capacity: int | None) -> State:
-        return self._kept(self.model.init_state(rows, capacity))
+        return self._pooled(self.model.init_state(rows, capacity))
 
     def _init_rows(self, batch: int, capacity: int | None) -> DecodingState:
-        return DecodingState(self._kept(DecodingState.start(self.model, batch, capacity).rows))
+        return DecodingState(self._pooled(DecodingState.start(self.model, batch, capacity).rows))
 
     def _traced(
         self, context: Callable[[], contextlib.AbstractContextManager]
@@ -287,7 +287,7 @@ class JaxRunner:
                 leaves[name][0, leaf.shape[1] - len(saved) :] = saved
             layers.append(type(layer)(**leaves))
         pos, start = map(jnp.int32, ([read], [0]))
-        state = self._kept(State(pos, start, tuple(layers)))
+        state = self._pooled(State(pos, start, tuple(layers)))
         return self._write(pool, self._int32(np.array([row])), state)
 
     def read(
@@ -473,8 +473,8 @@ def keep_compilations() -> None:
 
 
 def choose_device(device: str | None) -> Any:
-    """Return the jax.Device to run on, see `griffin_eval.runners.devices.asked_or_best`."""
-    return asked_or_best(device, jax.local_devices()[0], _find_device)
+    """Return the jax.Device to run on, see `griffin_eval.runners.devices.chosen_device`."""
+    return chosen_device(device, jax.local_devices()[0], _find_device)
 
 
 def _find_device(name: str) -> Any | None:

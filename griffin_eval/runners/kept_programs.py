@@ -27,15 +27,15 @@ def home() -> Path:
     return Path(caches, "griffin_eval")
 
 
-def is_ours(path: Path, found: os.stat_result | None = None) -> bool:
+def is_ours(path: Path, status: os.stat_result | None = None) -> bool:
     """Return whether a file or folder is missing, or only this user owns and can write it. Log one
-    path of each other folder. ``found`` is ``path.stat()`` if it is known."""
+    path of each other folder. ``status`` is ``path.stat()`` if it is known."""
     try:
-        found = found or path.stat()
+        status = status or path.stat()
     except OSError:  # reading or writing it will name the error
         return True
-    ours = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    folder = path if stat.S_ISDIR(found.st_mode) else path.parent
+    ours = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    folder = path if stat.S_ISDIR(status.st_mode) else path.parent
     if not ours and folder not in _refused:
         _refused.add(folder)
         logger.warning(

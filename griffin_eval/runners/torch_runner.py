@@ -34,7 +34,7 @@ from griffin_eval.runners.batching import (
     step_rows,
     step_tokens,
 )
-from griffin_eval.runners.devices import asked_or_best
+from griffin_eval.runners.devices import chosen_device
 from griffin_eval.sharding import processes_torch
 from griffin_eval.states.saved_state import SavedState, tensors_of
 
@@ -378,7 +378,7 @@ def _float64_or_same(values: torch.Tensor) -> np.ndarray:
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Return the device to run on, see `griffin_eval.runners.devices.asked_or_best`."""
+    """Return the device to run on, see `griffin_eval.runners.devices.chosen_device`."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
 
     def find(name: str) -> torch.device | None:
@@ -397,4 +397,4 @@ def choose_device(device: str | None) -> torch.device:
         )
         return asked if exists else None
 
-    return asked_or_best(device, accelerator or torch.device("cpu"), find)
+    return chosen_device(device, accelerator or torch.device("cpu"), find)

@@ -59,11 +59,11 @@ class Launch(NamedTuple):
         """Number of models."""
         return self.world_size // self.sharing
 
-    def device(self, asked: str | None, cuda_devices: int) -> str | None:
+    def device(self, name: str | None, cuda_devices: int) -> str | None:
         """Return the device of this process; each of several processes gets its own CUDA device.
         Raises ArgumentError if there are fewer CUDA devices than processes on this machine."""
-        if self.world_size == 1 or not cuda_devices or not (asked or "cuda").startswith("cuda"):
-            return asked
+        if self.world_size == 1 or not cuda_devices or not (name or "cuda").startswith("cuda"):
+            return name
         if self.local_world_size > cuda_devices:
             raise ArgumentError(
                 f"{self.local_world_size} processes on this machine need a CUDA device each, and "

@@ -89,8 +89,8 @@ class StateCache:
         self._framework = framework
         model = [LAYOUT, weights_sha256, config_of(config), tokenizer, dtype]
         self._model = json.dumps(model, sort_keys=True).encode()
-        self._known: set[str] = set()
-        self._told = False  # whether a too large state was reported
+        self._keys: set[str] = set()
+        self._size_reported = False  # whether a too large state was reported
         self._listed = 0  # modification time of the folder when it was last listed
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -105,14 +105,14 @@ class StateCache:
             if self._folder.stat().st_mtime_ns != self._listed:
                 self._list()
         except OSError:  # the folder was removed
-            self._known = set()
+            self._keys = set()
 
     def beginning(self) -> "Beginning":
         """Return the empty beginning of every text."""
         return Beginning(0, "", hashlib.sha256(self._model))
 
     def __contains__(self, key: str) -> bool:
-        return key in self._known
+        return key in self._keys
 
     def load(self, key: str, tokens: np.ndarray) -> SavedState | None:
         """Return the state before the last of some tokens, or None if it is missing or damaged;
@@ -170,25 +170,25 @@ class StateCache:
     def _load(self, key: str, read: Callable[[Path], Kept]) -> Kept | None:
         """Return the content of a file, or None if it is missing or damaged; damage is logged."""
         file = self._folder / key
-        self._known.discard(key)  # until it has been read
+        self._keys.discard(key)  # until it has been read
         try:
             if not file.exists():  # another process removed it
                 return None
-            found = read(file)
+            content = read(file)
             with contextlib.suppress(OSError):  # read-only, or another user's
                 os.utime(file)
         except (CheckpointError, OSError) as error:
             logger.warning("state_cache: %s; its tokens are read again", error)
             return None
-        self._known.add(key)
-        return found
+        self._keys.add(key)
+        return content
 
     def _save(self, key: str, arrays: dict[str, np.ndarray], write: Callable[[Path], None]) -> None:
         if not self.writes or not all(np.isfinite(each).all() for each in arrays.values()):
             return
         if (size := sum(each.nbytes for each in arrays.values())) > self._limit:
-            if not self._told:
-                self._told = True
+            if not self._size_reported:
+                self._size_reported = True
                 logger.warning(
                     "state_cache: one of %d bytes is more than all may take (%d), and is not kept",
                     size,
@@ -197,7 +197,7 @@ class StateCache:
             return
         try:
             write(self._folder / key)
-            self._known.add(key)
+            self._keys.add(key)
             self._hold_limit()
         except (BadInput, OSError) as error:
             self.writes = False
@@ -210,7 +210,7 @@ class StateCache:
 
     def _list(self) -> None:
         self._listed = self._folder.stat().st_mtime_ns
-        self._known = {path.name for path in self._folder.iterdir() if _FILE.fullmatch(path.name)}
+        self._keys = {path.name for path in self._folder.iterdir() if _FILE.fullmatch(path.name)}
 
     def _hold_limit(self) -> None:
         """Remove the least recently used files, and temporary files of killed processes. Other
@@ -218,4 +218,4 @@ class StateCache:
         own = (file for file in self._folder.iterdir() if _OWN.fullmatch(file.name))
         for file in over_limit(own, self._limit):
             file.unlink(missing_ok=True)
-            self._known.discard(file.name)
+            self._keys.discard(file.name)
