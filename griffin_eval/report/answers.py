@@ -303,10 +303,10 @@ def _curves(
     return [(run, sorted(points, key=lambda p: p[0])) for run, points in each if points]
 
 
-def _of_runs(told: Iterable[tuple[str, str]]) -> str:
+def _of_runs(texts: Iterable[tuple[str, str]]) -> str:
     """Return one sentence about all runs; runs with the same text are named together."""
     by_text: dict[str, list[str]] = {}
-    for label, text in told:
+    for label, text in texts:
         by_text.setdefault(text, []).append(label)
     if len(by_text) == 1:
         return next(iter(by_text))

@@ -236,7 +236,7 @@ def trainings_of(runs: list[Run]) -> dict[str, list[Run]]:
 
 def _line(axes: Axes, label: str, points: Placed, index: int, *, band: bool = True) -> None:
     """Draw a line through points, with the style number ``index`` and a band for intervals."""
-    points = sorted(points, key=lambda each: each[0])
+    points = sorted(points, key=lambda point: point[0])
     draw_line(axes, *_values(points), index, label or None)
     for place, point in points:
         value = f"{short_number(place)}: {bounded(point.value, point.low, point.high)}"
@@ -252,7 +252,7 @@ def _line(axes: Axes, label: str, points: Placed, index: int, *, band: bool = Tr
 
 
 def _values(points: Placed) -> tuple[list[float], list[float]]:
-    points = sorted(points, key=lambda each: each[0])
+    points = sorted(points, key=lambda point: point[0])
     return [x for x, _ in points], [float(point.value) for _, point in points]
 
 

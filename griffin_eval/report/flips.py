@@ -73,12 +73,12 @@ def _changed(items: list[Any]) -> tuple[str, list[tuple[dict[str, Any], dict[str
     return "", []
 
 
-def _flip(run: Run, baseline: Run, own: Any, other: Any, gained: bool) -> Flip:
-    answers = [(_answer(own), run.label), (_answer(other), baseline.label)]
+def _flip(run: Run, baseline: Run, sample: Any, other: Any, gained: bool) -> Flip:
+    answers = [(_answer(sample), run.label), (_answer(other), baseline.label)]
     (right, right_run), (wrong, wrong_run) = answers if gained else reversed(answers)
-    prompt = str(_arguments(own)[0].get("arg_0", ""))
+    prompt = str(_arguments(sample)[0].get("arg_0", ""))
     prompt = prompt if len(prompt) <= MAX_LETTERS else f"…{prompt[-MAX_LETTERS:]}"
-    return Flip(prompt, _target(own), right, wrong, right_run, wrong_run)
+    return Flip(prompt, _target(sample), right, wrong, right_run, wrong_run)
 
 
 def _arguments(sample: dict[str, Any]) -> list[dict[str, Any]]:

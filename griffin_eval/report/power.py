@@ -51,7 +51,7 @@ def spreads(run: Run, other: Run | None, correlation: float) -> list[Spread]:
     """
     found = []
     for one in compare(run, other or run):
-        values = one.values if other else one.own
+        values = one.values if other else one.scores
         error = intervals.standard_error(values, one.weights, one.clusters)
         if other is None:
             error *= math.sqrt(2 * (1 - correlation))
@@ -121,11 +121,11 @@ class Plan(NamedTuple):
     paired: bool
 
 
-def plans(found: Sequence[Spread], items: int | None, difference: float | None) -> list[Plan]:
+def plans(spreads: Sequence[Spread], items: int | None, difference: float | None) -> list[Plan]:
     """Return a row for each spread.
 
     Args:
-        found: Spreads of tasks.
+        spreads: Spreads of tasks.
         items: Number of items that are planned; as many as were measured by default.
         difference: Difference that is to be seen, or None.
 
@@ -133,7 +133,7 @@ def plans(found: Sequence[Spread], items: int | None, difference: float | None) 
         ArgumentError: A spread of 0, which shows nothing.
     """
     rows = []
-    for spread in found:
+    for spread in spreads:
         if spread.deviation == 0 or spread.clusters < 2:
             what = f"{spread.task}: {spread.metric}" if spread.task else "these items"
             raise ArgumentError(

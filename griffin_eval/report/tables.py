@@ -158,12 +158,12 @@ def difference_table(runs: list[Run], differences: list[Difference]) -> Table | 
     return Table("Paired comparison", headings, rows, note) if rows or lacking else None
 
 
-def write_verdicts(found: list[Verdict], file: Path) -> None:
+def write_verdicts(verdicts: list[Verdict], file: Path) -> None:
     """Write a CSV file with a line for each verdict."""
-    _write(file, Verdict._fields, found)
+    _write(file, Verdict._fields, verdicts)
 
 
-def verdict_table(found: list[Verdict]) -> Table | None:
+def verdict_table(verdicts: list[Verdict]) -> Table | None:
     """Return the table of verdicts, or None if there are none."""
     rows = [
         [
@@ -175,7 +175,7 @@ def verdict_table(found: list[Verdict]) -> Table | None:
             f"{v.p:.2g}",
             f"{v.detectable:.2g}" if math.isfinite(v.detectable) else "none",
         ]
-        for v in found
+        for v in verdicts
     ]
     headings = ["verdict", "task", "metric", "items", "difference", "p", "smallest detectable"]
     note = (

@@ -55,7 +55,7 @@ class Compared(NamedTuple):
 
     Attributes:
         values: Score of each item in the run, minus that in the other run.
-        own: Score of each item in the run.
+        scores: Score of each item in the run.
         weights, clusters: Weight and cluster of each item.
         right_or_wrong: Whether all scores are 0 or 1.
         binary: Whether in addition each item is independent and has weight 1.
@@ -65,7 +65,7 @@ class Compared(NamedTuple):
     metric: str
     higher_is_better: bool
     values: list[float]
-    own: list[float]
+    scores: list[float]
     weights: list[float]
     clusters: list[str]
     right_or_wrong: bool
@@ -211,6 +211,6 @@ def _sign_test(groups: int) -> float:
     return min(1.0, 2 * 0.5**groups)
 
 
-def unseen(found: Sequence[Verdict], wanted: float) -> list[Verdict]:
+def unseen(verdicts: Sequence[Verdict], difference: float) -> list[Verdict]:
     """Return the verdicts on samples too small to detect the wanted difference."""
-    return [one for one in found if not one.detectable <= wanted]
+    return [one for one in verdicts if not one.detectable <= difference]
