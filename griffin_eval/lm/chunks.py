@@ -90,12 +90,12 @@ def prompts_of(text: str, tokenizer: Tokenizer, chunking: Chunking) -> list[str]
     return [prefix + chunk + question for chunk in _chunks(context, tokenizer, chunking.tokens)]
 
 
-def _chunks(context: str, tokenizer: Tokenizer, most: int) -> list[str]:
+def _chunks(context: str, tokenizer: Tokenizer, max_tokens: int) -> list[str]:
     """Cut a text into parts of at most so many tokens."""
     ends = np.asarray(tokenizer.spans(context))[:, 1]
     parts, begin, token = [], 0, 0
-    while len(ends) - token > most:
-        end = int(ends[token + most - 1])
+    while len(ends) - token > max_tokens:
+        end = int(ends[token + max_tokens - 1])
         line = context.rfind("\n", begin, end) + 1
         if line > (begin + end) / 2:
             end = line

@@ -24,20 +24,20 @@ class GenerationArguments(NamedTuple):
     max_new_tokens: int
 
 
-def read_generation_arguments(given: dict[str, Any]) -> GenerationArguments:
+def read_generation_arguments(arguments: dict[str, Any]) -> GenerationArguments:
     """Return the arguments of one request. Arguments of hf's model with neutral values are allowed;
     others raise ArgumentError."""
-    stated = {name: value for name, value in given.items() if value is not None}
+    stated = {name: value for name, value in arguments.items() if value is not None}
     for name in _LENGTHS & stated.keys():
         positive_integer(name, stated[name])
     numbers = {name: _number(name, stated[name]) for name in _NUMBERS if name in stated}
-    asked = stated.get("do_sample")
-    if asked not in (None, True, False):
-        raise ArgumentError(f"do_sample must be true or false, found {brief(asked)}")
-    if asked is None or asked:
+    do_sample = stated.get("do_sample")
+    if do_sample not in (None, True, False):
+        raise ArgumentError(f"do_sample must be true or false, found {brief(do_sample)}")
+    if do_sample is None or do_sample:
         checked(Sampling(**numbers))
     until = _strings(stated.get("until", []))
-    whole = stated | numbers | ({} if asked is None else {"do_sample": bool(asked)})
+    whole = stated | numbers | ({} if do_sample is None else {"do_sample": bool(do_sample)})
     kwargs: dict[str, Any] = dict(normalize_gen_kwargs(whole, DEFAULT_GENERATED_TOKENS))
     numbers.setdefault("temperature", 1.0)
     sampling = Sampling(**numbers) if kwargs["do_sample"] else GREEDY

@@ -146,12 +146,12 @@ class Requests:
             prompts.append(Prompt(ids, max_new_tokens, sampling))
         return prompts
 
-    def _fit(self, ids: np.ndarray, most: int) -> np.ndarray:
-        if len(ids) > most:
+    def _fit(self, ids: np.ndarray, max_tokens: int) -> np.ndarray:
+        if len(ids) > max_tokens:
             self.warn_once(
                 f"max_length={self.max_length}: longer contexts are cut to their last tokens"
             )
-        return ids[-most:]
+        return ids[-max_tokens:]
 
 
 def ablations_of(requests: Sequence[Instance]) -> list[Ablation]:

@@ -95,13 +95,13 @@ def _execute_pinned(
         raise BadInput(f"{path} is pinned to {', '.join(differ)}: install these, or freeze it anew")
     missing = set(pinned.tasks)
 
-    def compare(task: str, asked: dict[str, Any]) -> None:
+    def compare(task: str, values: dict[str, Any]) -> None:
         expected = pinned.tasks.get(task)
-        if expected != asked:
+        if expected != values:
             what = [
-                f"{key} {asked[key]}, pinned {(expected or {}).get(key)}"
-                for key in asked
-                if asked[key] != (expected or {}).get(key)
+                f"{key} {values[key]}, pinned {(expected or {}).get(key)}"
+                for key in values
+                if values[key] != (expected or {}).get(key)
             ]
             raise BadInput(
                 f"{path}: {task} does not ask what is pinned ({'; '.join(what)}): its data, the "
@@ -153,8 +153,8 @@ def _hashing(note: Any) -> Iterator[None]:
 
     def build_all_requests(task: Any, **arguments: Any) -> None:
         build(task, **arguments)
-        asked = {"version": str(task.VERSION), "requests": len(task.instances)}
-        note(task.config.task, asked | {"sha256": _hash(task.instances)})
+        values = {"version": str(task.VERSION), "requests": len(task.instances)}
+        note(task.config.task, values | {"sha256": _hash(task.instances)})
 
     with mock.patch.object(Task, "build_all_requests", build_all_requests):
         yield
@@ -162,7 +162,7 @@ def _hashing(note: Any) -> Iterator[None]:
 
 def _hash(instances: Sequence[Any]) -> str:
     whole, last = hashlib.sha256(), None
-    for one in sorted(instances, key=lambda each: (each.doc_id, each.idx)):
+    for one in sorted(instances, key=lambda request: (request.doc_id, request.idx)):
         line = [one.doc_id, one.idx, one.request_type, one.arguments]
         if one.doc_id != last:  # metrics compare answers with values in the document
             # Documents of this package's tasks contain values of the model, such as its window.

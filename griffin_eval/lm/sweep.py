@@ -284,12 +284,12 @@ def _built_once(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda names: loaded(tuple(names))
 
 
-def _model_arguments(target: Target, given: dict[str, Any]) -> dict[str, Any]:
+def _model_arguments(target: Target, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return model arguments with the checkpoint, as a command for it alone would have them."""
     named = {"pretrained": target.pretrained}
     if target.revision is not None:
         named["revision"] = target.revision
-    return named | {name: value for name, value in given.items() if name not in named}
+    return named | {name: value for name, value in arguments.items() if name not in named}
 
 
 def _settings(config: EvaluatorConfig) -> dict[str, Any]:

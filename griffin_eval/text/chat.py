@@ -68,15 +68,15 @@ class TemplateRefused(Exception):
     """The reason why a chat template refuses a conversation."""
 
 
-def template_option(given: str | None) -> str | None:
+def template_option(template: str | None) -> str | None:
     """Return the template that ``--chat-template`` names: the content of a file, or `PLAIN`."""
-    if given in (None, PLAIN):
-        return given
+    if template in (None, PLAIN):
+        return template
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ArgumentError(f"--chat-template {given} cannot be read: {reason}") from None
+        raise ArgumentError(f"--chat-template {template} cannot be read: {reason}") from None
 
 
 def template_name(template: str) -> str:

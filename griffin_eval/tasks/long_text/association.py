@@ -160,7 +160,7 @@ def dataset(
         raise ArgumentError(f"{TASK}: there are {most} facts of each kind, found needles={needles}")
     kind = KINDS[0]
     filled = [kind.needle.format(name=NAMES[0], said=said) for said, _ in kind.facts[:needles]]
-    around = [DESCRIPTION, *filled, _asked(kind, kind.facts[0][1])]
+    around = [DESCRIPTION, *filled, _question(kind, kind.facts[0][1])]
     places = placements(
         TASK, around, lengths, depths, samples, document, max_tokens, seed, tokenizer_of(**model)
     )
@@ -182,9 +182,9 @@ def _row(place: Placement, needles: int) -> dict[str, Any]:
     for index, (name, (said, _)) in enumerate(zip(names, facts, strict=True)):
         share = place.depth / 100 if index == 0 else place.rng.random()
         lines.append((share, kind.needle.format(name=name, said=said)))
-    prompt = place.prompt(DESCRIPTION, lines, _asked(kind, facts[0][1]))
+    prompt = place.prompt(DESCRIPTION, lines, _question(kind, facts[0][1]))
     return place.row() | {"prompt": prompt, "answer": names[0], "needles": needles}
 
 
-def _asked(kind: Kind, asked: str) -> str:
-    return f"Question: {kind.question.format(asked=asked)} Answer with the name alone.\nAnswer:"
+def _question(kind: Kind, fact: str) -> str:
+    return f"Question: {kind.question.format(asked=fact)} Answer with the name alone.\nAnswer:"

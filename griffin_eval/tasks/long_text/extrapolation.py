@@ -162,12 +162,12 @@ def dataset(
     return as_split(rows)
 
 
-def _memories(asked: bool | None, config: GriffinConfig | None) -> list[str]:
+def _memories(memories: bool | None, config: GriffinConfig | None) -> list[str]:
     """Return the memories to remove: those of `MEMORIES` for which the model has a block."""
-    if asked not in (None, True, False):
-        raise ArgumentError(f"{TASK}: memories must be true or false, found {asked!r}")
-    if asked and not is_griffin_run():
+    if memories not in (None, True, False):
+        raise ArgumentError(f"{TASK}: memories must be true or false, found {memories!r}")
+    if memories and not is_griffin_run():
         raise ArgumentError(f"{TASK}: memories=true needs --model griffin, which can lose a memory")
-    if asked is False or not is_griffin_run() or config is None:
+    if memories is False or not is_griffin_run() or config is None:
         return []
     return [memory for memory in MEMORIES if any(memory in kind for kind in config.block_types)]

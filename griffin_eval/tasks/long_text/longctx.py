@@ -111,7 +111,7 @@ def positions(
         model: Arguments of the model, which name the tokenizer.
     """
     task = "griffin_longctx_position"
-    check_integers(task, first=first, seed=seed, **_given(samples=samples, max_tokens=max_tokens))
+    check_integers(task, first=first, seed=seed, **_options(samples=samples, max_tokens=max_tokens))
     rows = []
     for text in documents(tokenizer_of(**model), document, seed, max_tokens):
         edges, edge, labels = [0], first, []
@@ -182,7 +182,7 @@ def draw_targets(
         before: Number of tokens that every target has before it at least.
         targets, span, seed, document, samples, max_tokens, model: See `contexts`.
     """
-    check_integers(task, **_given(samples=samples, max_tokens=max_tokens))
+    check_integers(task, **_options(samples=samples, max_tokens=max_tokens))
     longest_target = span + 2 * SLACK
     needed = before + targets * longest_target
     texts, longest, left_out = [], 0, 0
@@ -240,5 +240,5 @@ def row(
     }
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _options(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

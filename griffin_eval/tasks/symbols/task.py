@@ -59,20 +59,20 @@ def documents(
     return rows
 
 
-def check(task: str, pretrained: Any, lengths: Any, least: int, **numbers: Any) -> list[int]:
+def check(task: str, pretrained: Any, lengths: Any, min_length: int, **numbers: Any) -> list[int]:
     """Check the metadata and return the lengths as a list without repetitions.
 
     Args:
         pretrained: Argument of the model, or None.
         lengths: An integer or several.
-        least: Smallest possible length; ignored if it is no integer.
+        min_length: Smallest possible length; ignored if it is no integer.
         numbers: Further values by name: integers of at least 1, for the seed of at least 0.
 
     Raises:
         ArgumentError: A value is invalid (the message names all of them), or the model's tokenizer,
             if its file is on this machine, has another vocabulary.
     """
-    minima = {"lengths": least} if is_integer(least) else {}
+    minima = {"lengths": min_length} if is_integer(min_length) else {}
     if problems := integer_problems(minima, **numbers, lengths=lengths):
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
     file = Path(str(pretrained)) / "tokenizer.json"
