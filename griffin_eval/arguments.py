@@ -115,11 +115,11 @@ _LISTS = frozenset(("contexts", "depths", "lengths", "multiples"))
 _MINIMA = {"candidates": 2, "depths": 0, "seed": 0}
 
 
-def integer_problems(minima: Mapping[str, int], /, **given: Any) -> list[str]:
+def integer_problems(minima: Mapping[str, int], /, **values: Any) -> list[str]:
     """Return a sentence for each value of a task's metadata that is not a valid integer. ``minima``
     are those that depend on other values."""
     problems = []
-    for name, value in given.items():
+    for name, value in values.items():
         least = {**_MINIMA, **minima}.get(name, 1)
         several = name in _LISTS
         numbers = value if several and isinstance(value, (list, tuple)) else [value]
@@ -129,9 +129,9 @@ def integer_problems(minima: Mapping[str, int], /, **given: Any) -> list[str]:
     return problems
 
 
-def check_integers(task: str, **given: Any) -> None:
+def check_integers(task: str, **values: Any) -> None:
     """Check integers, and lists of integers, of a task's metadata by name."""
-    if problems := integer_problems({}, **given):
+    if problems := integer_problems({}, **values):
         raise ArgumentError(f"{task}: {'; '.join(problems)}")
 
 

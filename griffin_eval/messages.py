@@ -16,13 +16,13 @@ USUAL_NAMES = {
 }
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return ``" (did you mean 'x'?)"`` if a known name is close, otherwise an empty text."""
-    known = list(known)
+    names = list(names)
     usual = USUAL_NAMES.get(name.lower())
-    if usual in known:
+    if usual in names:
         return f" (did you mean {usual!r}?)"
-    close = [near for text in (name, name.lower()) for near in get_close_matches(text, known, n=1)]
+    close = [near for text in (name, name.lower()) for near in get_close_matches(text, names, n=1)]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

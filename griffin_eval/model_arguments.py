@@ -294,14 +294,14 @@ CHECKPOINT = (
 )
 
 
-def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
+def parse_arguments(arguments: Mapping[str, Any]) -> ModelArguments:
     """Return the arguments with their defaults, checked as far as possible without the checkpoint.
 
     They come from ``--model_args``, a command or Python; None is the default. An ArgumentError
     names the wrong argument, its value and what was expected.
     """
-    _refuse_unknown(given, [*FIELDS, "window"])
-    values = {name: value for name, value in given.items() if name in FIELDS and value is not None}
+    _refuse_unknown(arguments, [*FIELDS, "window"])
+    values = {k: v for k, v in arguments.items() if k in FIELDS and v is not None}
     for name in values:
         parse = FIELDS[name].metadata["parse"]
         if parse is not None:
@@ -316,22 +316,22 @@ def parse_arguments(given: Mapping[str, Any]) -> ModelArguments:
             "state_cache_size= needs state_cache=, the folder that it limits "
             "(--state-cache-size needs --state-cache)"
         )
-    values["visible_keys"] = one_visible_keys(values.get("visible_keys"), given.get("window"))
+    values["visible_keys"] = one_visible_keys(values.get("visible_keys"), arguments.get("window"))
     return ModelArguments(**values)
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: list[str]) -> None:
+def _refuse_unknown(arguments: Mapping[str, Any], names: list[str]) -> None:
     """Refuse unknown arguments, all in one message. An argument of hf's model with a false value
     (``parallelize=False``) is accepted."""
     problems = []
-    for name, value in given.items():
-        if name in known:
+    for name, value in arguments.items():
+        if name in names:
             continue
         if name not in INSTEAD:
-            problems.append(f"{name}= does not exist{did_you_mean(name, known)}")
+            problems.append(f"{name}= does not exist{did_you_mean(name, names)}")
         elif value:
             problems.append(f"{name}= is not supported: {INSTEAD[name]}")
     if problems:
         raise ArgumentError(
-            f"model_args of griffin: {'; '.join(problems)}. What exists: {', '.join(known)}"
+            f"model_args of griffin: {'; '.join(problems)}. What exists: {', '.join(names)}"
         )

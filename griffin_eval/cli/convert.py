@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from griffin_eval.converters.plan import Plan
 
 
-def _print_formats(wanted: bool) -> None:
-    if not wanted:
+def _print_formats(value: bool) -> None:
+    if not value:
         return
     console = Console(width=max(Console().width, 100))
     table = Table(title="formats")

@@ -43,8 +43,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(value: bool) -> None:
+    if value:
         typer.echo(griffin_eval.__version__)
         raise typer.Exit
 

@@ -199,22 +199,22 @@ def _print_logits(checkpoints, output) -> bool:
         "by at most",
     ):
         table.add_column(heading)
-    found = list(v.run(letters, probe, lambda text: typer.echo(text, err=True)))
-    for pair, gap, _ in found:
+    comparisons = list(v.run(letters, probe, lambda text: typer.echo(text, err=True)))
+    for pair, gap, _ in comparisons:
         largest = "" if gap.first is None else f"{gap.largest:.3g}"
         table.add_row(pair, f"{gap.logits:.3g}", gap.first or "none", largest)
     console = Console(width=max(Console().width, 100))
     console.print(table)
-    apart = next((one for one in found if one.distance is not None and one.agreement.logits), None)
+    apart = next((c for c in comparisons if c.distance is not None and c.agreement.logits), None)
     if apart is not None:
         _print_distance(console, apart)
     if output is not None:
-        _draw(found, configs[0], output)
+        _draw(comparisons, configs[0], output)
     for letter, (path, _) in zip("AB", checkpoints, strict=False):
         typer.echo(f"{letter}: {path}")
     if not probe.past_window:
         typer.echo("the window is larger than the probe, so that its end was not tested")
-    return all(one.agreement.first is None for one in found)
+    return all(one.agreement.first is None for one in comparisons)
 
 
 def _print_distance(console, comparison) -> None:
@@ -234,8 +234,8 @@ def _print_distance(console, comparison) -> None:
     )
 
 
-def _draw(found, config, output) -> None:
+def _draw(comparisons, config, output) -> None:
     from griffin_eval.crosscheck.figure import draw
 
-    pair, _, distance = next(one for one in found if one.distance is not None)
+    pair, _, distance = next(one for one in comparisons if one.distance is not None)
     typer.echo(str(draw(distance, config, pair, output)))

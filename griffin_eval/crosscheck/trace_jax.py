@@ -45,7 +45,7 @@ def deepmind(checkpoint: Checkpoint, probe: Probe) -> Trace:
     for name, array in export(checkpoint, DEEPMIND_FLAX):
         put_nested(tree, name, jax.device_put(np.array(array, np.float32), device))
 
-    def wanted(module: Any, method: str) -> bool:
+    def captured(module: Any, method: str) -> bool:
         return (type(module), method) in ((Embedder, "encode"), (ResidualBlock, "__call__"))
 
     # The default scan over time is unrolled, and XLA compiles a deep model for minutes.
@@ -59,7 +59,7 @@ def deepmind(checkpoint: Checkpoint, probe: Probe) -> Trace:
             tokens,
             jnp.arange(length, dtype=jnp.int32)[None],
             return_cache=False,
-            capture_intermediates=wanted,
+            capture_intermediates=captured,
             mutable=["intermediates"],
         )
         seen = variables["intermediates"]
