@@ -26,12 +26,12 @@ def platform(x: Any) -> str:
     return getattr(device, "platform", device) or jax.default_backend()
 
 
-def elsewhere(given: str, x: Any, arrays: dict[str, Any]) -> list[str]:
+def elsewhere(x_name: str, x: Any, arrays: dict[str, Any]) -> list[str]:
     """Return errors for PyTorch arrays that are not on the device of x; JAX checks this itself."""
     if framework(x) != "torch":
         return []
     return [
-        f"{name} must be on {x.device} like {given}, found {array.device}"
+        f"{name} must be on {x.device} like {x_name}, found {array.device}"
         for name, array in arrays.items()
         if array is not None and array.device != x.device
     ]

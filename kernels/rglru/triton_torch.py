@@ -298,20 +298,20 @@ def _backward(
     h0: Tensor | None,
     grads: tuple[Tensor, ...],
     step: dict[str, Any],
-    found: dict[str, Tensor | None],
+    results: dict[str, Tensor | None],
 ) -> Tensor:
-    """Write the kernel's results into the tensors of ``found``; return the gradient of h0."""
+    """Write the kernel's results into the tensors of ``results``; return the gradient of h0."""
     dh, dlast = (g.contiguous() for g in grads)
     run = functools.partial(layout.launch, _kernels().backward, h=h, h0=h0, dh=dh, **step)
     with torch.cuda.device_of(h):
         if layout.chunks == 1:
             before = layout.states(h)
-            run(after=dlast, before=before, product=None, **found)
+            run(after=dlast, before=before, product=None, **results)
             return before[:, 0]
         product, end = layout.states(h), layout.states(h)
-        run(after=None, before=end, product=product, **dict.fromkeys(found))
+        run(after=None, before=end, product=product, **dict.fromkeys(results))
         states, dh0 = layout.scan_chunks(product, end, dlast, reverse=True)
-        run(after=states, before=end, product=None, **found)
+        run(after=states, before=end, product=None, **results)
         return dh0
 
 

@@ -214,8 +214,8 @@ TPU_TOLERANCES = {"float32": (1e-6, 1e-6, 3e-6), "bfloat16": (4e-3, 1e-6, 1.2e-2
 def test_blocks_of_a_tpu(operator, layout, width, gates, dtype, monkeypatch):
     of = block.Blocks.of
 
-    def short(shape, lanes=128, most=128, **more):
-        return of(shape, lanes=lanes, most=128, **more)
+    def short(shape, lanes=128, max_rows=128, **more):
+        return of(shape, lanes=lanes, max_rows=128, **more)
 
     monkeypatch.setattr(block.Blocks, "of", short)
     case = Case(layout, width, gates)

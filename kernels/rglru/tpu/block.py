@@ -170,12 +170,12 @@ class Blocks(NamedTuple):
         *,
         interpret: Any,
         lanes: int | None = None,
-        most: int = 512,
+        max_rows: int = 512,
         reverse: bool = False,
     ) -> "Blocks":
-        """Return blocks of at most ``most`` steps, by default with the lanes that waste least."""
+        """Return blocks of at most ``max_rows`` rows, by default with the lanes of least waste."""
         batch, time, width = shape
-        rows = round_up(pl.cdiv(time, pl.cdiv(time, most)), SUBLANES * TILE)
+        rows = round_up(pl.cdiv(time, pl.cdiv(time, max_rows)), SUBLANES * TILE)
         lanes = lanes or min((512, 384, 256, 128), key=lambda n: round_up(width, n))
         return cls(batch, time, width, rows, lanes, reverse, interpret)
 

@@ -107,7 +107,7 @@ def _blocks(x: Array, gates: Gates, interpret: Any, reverse: bool) -> Blocks:
         most //= 2
     rows = min(rows, most)
     return Blocks.of(
-        x.shape, interpret=interpret, lanes=round_up(widest, LANES), most=rows, reverse=reverse
+        x.shape, interpret=interpret, lanes=round_up(widest, LANES), max_rows=rows, reverse=reverse
     )
 
 
