@@ -63,13 +63,13 @@ def _lookup(people: int, *shares: float) -> Draw:
 
 
 # A book takes at most two fifths of the bytes, so that its entries are repeated often.
-_short_phonebook = functools.partial(byte_texts.phonebook, fewest=1, most=0.4)
+_short_phonebook = functools.partial(byte_texts.phonebook, min_entries=1, max_share=0.4)
 
 DATA = {
     "selective_copy": Data((symbol_rows.selective_copying,), write_symbol_tokenizer),
     "induction_heads": Data((symbol_rows.induction_heads,), write_symbol_tokenizer),
     "bytes": Data((_mixed,), text=byte_texts.corpus),
-    "phonebook": Data((functools.partial(byte_texts.phonebook, fewest=1),)),
+    "phonebook": Data((functools.partial(byte_texts.phonebook, min_entries=1),)),
     "phonebook_lookup": Data(
         (
             _lookup(4, 0.5, 0.2, 0.3),
@@ -80,8 +80,8 @@ DATA = {
         held_out=_short_phonebook,
     ),
     "text": Data(
-        (functools.partial(byte_texts.text, asked=True),),
-        held_out=functools.partial(byte_texts.text, asked=True, source=byte_texts.held_out),
+        (functools.partial(byte_texts.text, scored=True),),
+        held_out=functools.partial(byte_texts.text, scored=True, source=byte_texts.held_out),
         text=byte_texts.corpus,
     ),
 }

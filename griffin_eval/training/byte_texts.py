@@ -46,21 +46,21 @@ def text(
     length: int,
     *,
     source: Callable[[], bytes] = corpus,
-    asked: bool = False,
+    scored: bool = False,
 ) -> Batch:
-    """Draw ``length`` bytes of a source, which count for the accuracy if ``asked``."""
+    """Draw ``length`` bytes of a source, which count for the accuracy if ``scored``."""
     whole = source()
     start = int(rng.integers(len(whole) - length))
     ids, ones = _ids(whole[start : start + length]), np.ones(length, np.float32)
-    return Batch(ids[:-1], ids[1:], ones, np.full(length, asked), np.zeros(length, np.int32))
+    return Batch(ids[:-1], ids[1:], ones, np.full(length, scored), np.zeros(length, np.int32))
 
 
 def phonebook(
     rng: np.random.Generator,
     length: int,
-    fewest: int = 3,
+    min_entries: int = 3,
     *,
-    most: float = 0.8,
+    max_share: float = 0.8,
     people: int = PEOPLE,
     digits: int = DIGITS,
 ) -> Batch:
@@ -71,24 +71,24 @@ def phonebook(
 
     Args:
         length: Number of bytes of the example; the book takes at least a tenth of them.
-        fewest: Smallest number of entries of the book, even if they exceed its share.
-        most: Largest share of the bytes for the book without its last entry.
+        min_entries: Smallest number of entries of the book, even if they exceed its share.
+        max_share: Largest share of the bytes for the book without its last entry.
         people: Number of distinct names in all books.
         digits: Number of last digits of a phone number that an entry shows.
     """
     # One name per byte is more than enough.
     # An entry has more bytes than one, so that these are enough.
-    known = rng.choice(people, min(people, max(fewest, length)), replace=False)
+    known = rng.choice(people, min(people, max(min_entries, length)), replace=False)
     if people < PEOPLE:  # avoid consecutive people, who share a first name
         known = known * SPREAD % PEOPLE
-    book, book_length = list[str](), rng.uniform(0.1, most) * length
-    while len(book) < len(known) and (len(book) < fewest or sum(map(len, book)) < book_length):
+    book, book_length = list[str](), rng.uniform(0.1, max_share) * length
+    while len(book) < len(known) and (len(book) < min_entries or sum(map(len, book)) < book_length):
         number = str(NUMBERS[int(rng.integers(len(NUMBERS)))])[-digits:]
         book.append(f"{person(int(known[len(book)]))}: {number}\n")
-    return _asked_again(rng, book, length)
+    return _book_row(rng, book, length)
 
 
-def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Batch:
+def _book_row(rng: np.random.Generator, book: list[str], length: int) -> Batch:
     """Return the row of `phonebook` for a book."""
     sizes = [len(entry) for entry in book]
     again: list[int] = []
@@ -104,10 +104,10 @@ def _asked_again(rng: np.random.Generator, book: list[str], length: int) -> Batc
         distances.append(distance)
     ids = _ids("".join(parts).encode()[:length])
     digit = (ids[1:] >= FIRST + ord("0")) & (ids[1:] <= FIRST + ord("9"))
-    asked = digit & (np.arange(length) > starts[-1])
-    weights = np.where(asked, 1, LOW_WEIGHT).astype(np.float32)
-    distance = np.where(asked, np.concatenate(distances)[:length], 0)
-    return Batch(ids[:-1], ids[1:], weights, asked, distance)
+    scored = digit & (np.arange(length) > starts[-1])
+    weights = np.where(scored, 1, LOW_WEIGHT).astype(np.float32)
+    distance = np.where(scored, np.concatenate(distances)[:length], 0)
+    return Batch(ids[:-1], ids[1:], weights, scored, distance)
 
 
 def write_byte_tokenizer(folder: str | Path) -> None:

@@ -27,7 +27,7 @@ def held_out_metrics(
     Metrics by window are also given for models without local attention, for comparison.
 
     Returns:
-        ``test_loss``; ``accuracy`` of the asked targets; ``in_view`` and ``out_of_view``, accuracy
+        ``test_loss``; ``accuracy`` of the scored targets; ``in_view`` and ``out_of_view``, accuracy
         of targets that repeat a token inside and outside the window, if there are any;
         ``sequences``, share of rows without an error; ``by_answer``, accuracy of the first, second,
         … answer, if all rows have the same number up to `MAX_ANSWERS`; and ``by_row``, the loss of
@@ -36,25 +36,25 @@ def held_out_metrics(
     losses, right = zip(*(evaluate(params, batch) for batch in batches), strict=True)
     weights = [np.asarray(batch.weights) for batch in batches]
     rights = np.concatenate([np.asarray(values) for values in right])
-    asked = np.concatenate([batch.asked for batch in batches])
+    scored = np.concatenate([batch.scored for batch in batches])
     means = [np.sum(loss) / weight.sum() for loss, weight in zip(losses, weights, strict=True)]
     metrics: dict[str, Any] = {"test_loss": float(np.mean(means))}
-    metrics["accuracy"] = _mean(rights[asked]) or 0.0
+    metrics["accuracy"] = _mean(rights[scored]) or 0.0
     distance = np.concatenate([np.asarray(batch.distance) for batch in batches])
-    in_view = asked & (distance > 0) & (distance < window)
-    out_of_view = asked & (distance >= window)
+    in_view = scored & (distance > 0) & (distance < window)
+    out_of_view = scored & (distance >= window)
     for name, chosen in (("in_view", in_view), ("out_of_view", out_of_view)):
         if chosen.any():
             metrics[name] = _mean(rights[chosen])
-    rows = asked.any(1)
+    rows = scored.any(1)
     if rows.any():
-        metrics["sequences"] = float((rights | ~asked)[rows].all(1).mean())
-    counts = asked.sum(1)
+        metrics["sequences"] = float((rights | ~scored)[rows].all(1).mean())
+    counts = scored.sum(1)
     if 1 < counts.min() == counts.max() <= MAX_ANSWERS:
-        shares = rights[asked].reshape(len(asked), -1).mean(0)
+        shares = rights[scored].reshape(len(scored), -1).mean(0)
         metrics["by_answer"] = [round(float(share), 4) for share in shares]
     if all((weight == 1).all() for weight in weights):
-        rows_of_all, length = np.concatenate([np.asarray(loss) for loss in losses]), asked.shape[1]
+        rows_of_all, length = np.concatenate([np.asarray(loss) for loss in losses]), scored.shape[1]
         metrics["by_row"] = [round(float(loss), 4) for loss in rows_of_all / length]
     return metrics
 

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
         tokens: int32 [B, T], input of the model.
         targets: int32 [B, T], the right next token after each token.
         weights: float32 [B, T], weight of each target in the loss.
-        asked: bool [B, T], whether a target counts for the accuracy.
+        scored: bool [B, T], whether a target counts for the accuracy.
         distance: int32 [B, T], distance from the token that the target repeats to the token before
             the target; 0 if the target repeats none. None if unused.
     """
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     tokens: "np.ndarray"
     targets: "np.ndarray"
     weights: "np.ndarray"
-    asked: "np.ndarray"
+    scored: "np.ndarray"
     distance: "np.ndarray | None" = None
 
 

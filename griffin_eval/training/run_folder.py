@@ -35,9 +35,9 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
     Raises:
         CheckpointError: The folder belongs to another run, or to none.
     """
-    file, wanted = folder / RUN_FILE, run.settings()
+    file, settings = folder / RUN_FILE, run.settings()
     if file.is_file():
-        differing = _differing(read_json(file), wanted)
+        differing = _differing(read_json(file), settings)
         if differing:
             raise CheckpointError(
                 f"{folder} belongs to another run ({'; '.join(differing)}): name another folder"
@@ -46,23 +46,23 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
         raise CheckpointError(f"{folder} exists and is not a training run: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FINISHED_FILE).unlink(missing_ok=True)
-    file.write_text(json.dumps(wanted, indent=2) + "\n")
+    file.write_text(json.dumps(settings, indent=2) + "\n")
     raw = config_json(config, FORMATS["griffin-orbax"], "float32")
     (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
     DATA[run.recipe.name].write_tokenizer(folder)
 
 
-def _differing(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def _differing(stored: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Return a phrase for each setting that differs; missing settings have their default."""
     defaults = {f"recipe.{field.name}": field.default for field in dataclasses.fields(Recipe)}
-    there, asked = (
-        defaults | {"from": None, "dtype": "float32"} | traverse_util.flatten_dict(each, sep=".")
-        for each in (stored, wanted)
+    there, here = (
+        defaults | {"from": None, "dtype": "float32"} | traverse_util.flatten_dict(fields, sep=".")
+        for fields in (stored, expected)
     )
     return [
-        f"{key} {there[key]} there, {asked[key]} asked for"
-        for key in asked
-        if there.get(key) != asked[key]
+        f"{key} {there[key]} there, {here[key]} asked for"
+        for key in here
+        if there.get(key) != here[key]
     ]
 
 
@@ -80,7 +80,7 @@ def save(
         with open(folder / METRICS_FILE, "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
         # Orbax warns at every save, since it mistakes the wait below for a slow earlier save.
-        logging.getLogger("absl").addFilter(_wanted)
+        logging.getLogger("absl").addFilter(_is_no_wait_warning)
         manager.save(step, args=_items(ocp.args.StandardSave, params, state))
         manager.wait_until_finished()  # the next step donates the arrays
     except (OSError, ValueError) as error:  # Orbax raises ValueError for TensorStore's errors
@@ -90,7 +90,7 @@ def save(
         ) from error
 
 
-def _wanted(record: logging.LogRecord) -> bool:
+def _is_no_wait_warning(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Waiting for previous save")
 
 

@@ -55,12 +55,12 @@ def test_questions_of_induction_heads_have_the_answer_that_follows_the_first_tri
     row = DATA["induction_heads"].draws[-1](np.random.default_rng(seed), length)
     triggers = np.flatnonzero(row.tokens == sequences.TRIGGER)
     assert triggers[-1] == length - 1
-    assert list(np.flatnonzero(row.asked)) == list(triggers[1:])
+    assert list(np.flatnonzero(row.scored)) == list(triggers[1:])
     answer = row.tokens[triggers[0] + 1]
     assert answer != sequences.TRIGGER
-    assert (row.targets[row.asked] == answer).all()
+    assert (row.targets[row.scored] == answer).all()
     assert (row.tokens[triggers[:-1] + 1] == answer).all()
-    assert (row.weights == row.asked).all()
+    assert (row.weights == row.scored).all()
     assert_distances_lead_to_the_targets(row)
 
 
@@ -69,16 +69,16 @@ def test_questions_of_induction_heads_have_the_answer_that_follows_the_first_tri
 def test_selective_copying_asks_for_the_data_in_order_after_the_markers(seed, length):
     row = DATA["selective_copy"].draws[-1](np.random.default_rng(seed), length)
     data = row.tokens[(row.tokens != sequences.NOISE) & (row.tokens != sequences.MARKER)]
-    assert list(row.targets[row.asked]) == list(data)
-    assert (row.tokens[row.asked] == sequences.MARKER).all()
-    assert row.asked.sum() == min(16, length // 4) == len(row.tokens) - length
+    assert list(row.targets[row.scored]) == list(data)
+    assert (row.tokens[row.scored] == sequences.MARKER).all()
+    assert row.scored.sum() == min(16, length // 4) == len(row.tokens) - length
     assert_distances_lead_to_the_targets(row)
 
 
 def assert_distances_lead_to_the_targets(row):
-    (at,) = np.nonzero(row.asked)
+    (at,) = np.nonzero(row.scored)
     assert (row.tokens[at - row.distance[at]] == row.targets[at]).all()
-    assert (row.distance[~row.asked] == 0).all()
+    assert (row.distance[~row.scored] == 0).all()
 
 
 @settings(max_examples=examples(30))

@@ -35,14 +35,14 @@ class Book(NamedTuple):
 
     Attributes:
         examples: Positions of the two entries that are repeated after the book.
-        asked: Position of the requested entry of each question, never an example.
+        requested: Position of the requested entry of each question, never an example.
         absent: Entry for each question whose name and number are not in the book.
         replacements: Number for each question that is neither in the book nor in ``absent``.
     """
 
     entries: list[Entry]
     examples: list[int]
-    asked: list[int]
+    requested: list[int]
     absent: list[Entry]
     replacements: list[str]
 
@@ -98,16 +98,16 @@ class Shelf:
         names = ("samples", "queries", "candidates", "seed")
         problems = integer_problems({}, **{name: getattr(self, name) for name in names})
         name = "entries" if self.tokens is None else "tokens"
-        given = getattr(self, name)
-        lengths = list(given) if isinstance(given, (list, tuple)) else [given]
+        value = getattr(self, name)
+        lengths = list(value) if isinstance(value, (list, tuple)) else [value]
         low, high = EXAMPLES + 1, PEOPLE - (0 if problems else self.queries)
         if not lengths or not all(is_integer(n) and low <= n for n in lengths):
             problems.append(
                 f"{name} must be an integer of at least {low} (two examples and the name asked "
-                f"for), or a list of such, found {given!r}"
+                f"for), or a list of such, found {value!r}"
             )
         elif self.tokens is None and max(lengths) > high:
-            problems.append(f"entries must be at most {high}, found {given!r}: names are used up")
+            problems.append(f"entries must be at most {high}, found {value!r}: names are used up")
         if problems:
             raise ArgumentError(f"{self.task}: {'; '.join(problems)}")
         object.__setattr__(self, name, list(dict.fromkeys(lengths)))
@@ -143,13 +143,13 @@ def draw_book(kind: str, index: int, entries: int, queries: int) -> Book:
     book = Book(
         entries=listed[:entries],
         examples=draw(positions, entries, EXAMPLES),
-        asked=[],
+        requested=[],
         absent=listed[entries:],
         replacements=drawn[entries + queries :],
     )
     others = book.others()
     turn = (random.Random(f"griffin_phonebook {kind}").random() + index * GOLDEN) % 1
-    return book._replace(asked=[others[i] for i in _spread(len(others), queries, turn)])
+    return book._replace(requested=[others[i] for i in _spread(len(others), queries, turn)])
 
 
 def _spread(positions: int, queries: int, turn: float) -> list[int]:

@@ -37,7 +37,7 @@ class Question(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """Return the row of the question in `griffin_phonebook`."""
-        position = self.book.asked[self.query]
+        position = self.book.requested[self.query]
         name, number = self.book.entries[position]
         return {
             "prompt": self.book.ask(name),
@@ -74,7 +74,7 @@ def rank_dataset(**metadata: Any) -> dict[str, Any]:
 
     def row(question: Question) -> dict[str, Any]:
         book = question.book
-        position, absent = book.asked[question.query], book.absent[question.query]
+        position, absent = book.requested[question.query], book.absent[question.query]
         others = [other for other in book.others() if other != position]
         seed = f"{TASK} {question.kind} {question.number} {question.query} candidates"
         count = min(shelf.candidates - 1, len(others))
@@ -126,7 +126,7 @@ def _split(
         for index in range(shelf.samples):
             for length in shelf.tokens or shelf.entries:
                 book = books[length, index]
-                if query < len(book.asked):
+                if query < len(book.requested):
                     question = Question(length, index, query, shelf.kind(length), book)
                     rows.append(make_row(question) | {"seed": shelf.seed})
                     measured.append(_measured(spans.get((length, index)), query, visible_keys))

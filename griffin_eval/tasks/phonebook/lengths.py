@@ -72,7 +72,7 @@ def entry_spans(tokenizer: Tokenizer, book: Book) -> list[EntrySpan]:
     """Return the spans of the requested entries of a book, in the order of its questions."""
     lines = [len(str(entry)) + 1 for entry in book.entries]
     texts = [book.text()]
-    for position in book.asked:
+    for position in book.requested:
         prompt, start = book.ask(book.entries[position].name), sum(lines[:position])
         texts += [prompt, prompt[:start], prompt[: start + lines[position] - 1]]
     question, *counts = (len(ids) for ids in encode_all(tokenizer, texts))
@@ -89,7 +89,7 @@ def _largest(shelf: Shelf, tokenizer: Tokenizer, tokens: int, index: int) -> Boo
 
     def size(entries: int) -> int:
         book = draw(entries)
-        questions = [f"{book.entries[position].name}:" for position in book.asked]
+        questions = [f"{book.entries[position].name}:" for position in book.requested]
         longest = max(zip(map(len, tokenizer.encode_batch(questions)), questions, strict=True))[1]
         return len(tokenizer.encode(book.text() + longest))
 
