@@ -116,20 +116,20 @@ def reading_needs(config: GriffinConfig, devices: int) -> list[Need]:
 
 
 def differences(
-    found: Iterable[Collective], needs: Iterable[Need], devices: int, vectors: int
+    operations: Iterable[Collective], needs: Iterable[Need], devices: int, vectors: int
 ) -> list[str]:
     """Return the differences between a compiled step's operations and those that it needs.
 
     Args:
-        found: Collective operations, several of which may be done as one.
+        operations: Collective operations, several of which may be done as one.
         needs: Needs from `training_needs` for a processor, or from `reading_needs`.
         devices: Number of devices that share the weights; 0 where they share a document.
         vectors: Number of hidden vectors of a replica.
     """
     there: Counter[tuple[str, str, int]] = Counter()
-    for each in found:
-        axis = _axis(each.groups, devices) if devices else TIME
-        there.update((each.kind, axis, elements(shape)) for shape in each.shapes)
+    for operation in operations:
+        axis = _axis(operation.groups, devices) if devices else TIME
+        there.update((operation.kind, axis, elements(shape)) for shape in operation.shapes)
     needed: Counter[tuple[str, str, int]] = Counter()
     for need in needs:
         needed[need.kind, need.axis, need.numbers] += need.times
@@ -142,7 +142,7 @@ def differences(
         for what in sorted(there | needed)
         if there[what] != needed[what] and not (what[0] == "all-reduce" and single(*what[1:]))
     ]
-    return wrong + [f"{each.kind} in a loop" for each in found if each.in_loop]
+    return wrong + [f"{operation.kind} in a loop" for operation in operations if operation.in_loop]
 
 
 def _axis(groups: tuple[tuple[int, ...], ...], devices: int) -> str:

@@ -113,12 +113,12 @@ def _summary(step: Measured, unexpected: list[str]) -> dict[str, Any]:
     return {"step": figures.pop("name")} | figures
 
 
-def _states_that_fit(step: Measured, memory: int | None, kept: int) -> int | None:
-    """Return the number of states that fit on a device, if ``kept`` states were compiled for."""
+def _states_that_fit(step: Measured, memory: int | None, pool_size: int) -> int | None:
+    """Return the number of states that fit on a device, from a step with ``pool_size`` states."""
     if memory is None:
         return None
     free = memory - step.weights - step.states - step.temporaries
-    return free // math.ceil(step.states / kept) + kept
+    return free // math.ceil(step.states / pool_size) + pool_size
 
 
 def _by_purpose(needs: list[Need]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ class Counting(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found: list[Collective] = []
+        self.operations: list[Collective] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -43,7 +43,7 @@ class Counting(TorchDispatchMode):
             results = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
             shapes = tuple(f"{str(t.dtype)[6:]}[{','.join(map(str, t.shape))}]" for t in results)
             nbytes = sum(t.nbytes for t in results)
-            self.found.append(Collective(KINDS.get(name, name), shapes, nbytes, False, ()))
+            self.operations.append(Collective(KINDS.get(name, name), shapes, nbytes, False, ()))
         return func(*args, **(kwargs or {}))
 
 
@@ -70,7 +70,7 @@ def run_steps(config: GriffinConfig, processes: int, dtype: str, sizes: Sizes) -
         held = sum(leaf.nbytes for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor))
         with Counting() as counted, watch_memory() as readings:
             step()
-        return Measured(name, counted.found, weights, held, max(readings) - readings[0])
+        return Measured(name, counted.operations, weights, held, max(readings) - readings[0])
 
     lengths = np.full(sizes.documents, sizes.tokens // sizes.documents)
     lengths[0] += sizes.tokens - lengths.sum()

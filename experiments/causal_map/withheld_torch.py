@@ -35,26 +35,26 @@ class Withheld(NamedTuple):
 
 # Function of int32 [R, T] tokens, int32 [R] lengths and the losses that returns hidden [R T, W].
 Reading = Callable[[np.ndarray, np.ndarray, Withheld], Tensor]
-Given = dict[str, Withheld]  # losses of the current step, under "now"
+Current = dict[str, Withheld]  # losses of the current step, under "now"
 
 
 def reader(runner: Any) -> Reading:
     """Return a function that reads documents from their beginning by a `TorchRunner`'s model."""
     model = twin_of(runner.model)
     device = model.model.embed_tokens.weight.device
-    given: Given = {}
+    current: Current = {}
     for index, block in enumerate(model.model.layers):
         temporal: Any = block.temporal_block
         if isinstance(block.temporal_block, RecurrentBlock):
-            temporal.conv_1d = _Convolution(temporal.conv_1d, index, given)
-            temporal.rg_lru = _Recurrence(temporal.rg_lru, index, given)
+            temporal.conv_1d = _Convolution(temporal.conv_1d, index, current)
+            temporal.rg_lru = _Recurrence(temporal.rg_lru, index, current)
         else:
-            temporal.register_forward_pre_hook(functools.partial(_hide, index, given))
+            temporal.register_forward_pre_hook(functools.partial(_hide, index, current))
 
     @torch.inference_mode()
     def read(tokens: np.ndarray, lengths: np.ndarray, withheld: Withheld) -> Tensor:
         put = [torch.from_numpy(array).to(device) for array in (tokens, lengths, *withheld)]
-        given["now"] = Withheld(*put[2:])
+        current["now"] = Withheld(*put[2:])
         state = model.init_state(*tokens.shape)
         hidden, _ = model.step(put[0].long(), put[1].long(), state)
         return hidden.flatten(0, 1)
@@ -65,13 +65,13 @@ def reader(runner: Any) -> Reading:
 class _Part(nn.Module):
     """A part of a layer that may lose its input."""
 
-    def __init__(self, module: nn.Module, layer: int, given: Given):
+    def __init__(self, module: nn.Module, layer: int, current: Current):
         super().__init__()
-        self.module, self.layer, self.given = module, layer, given
+        self.module, self.layer, self.current = module, layer, current
 
     def span(self, length: int) -> tuple[Tensor, Tensor]:
         """Return the tokens of the fact, and the later ones, bool [R, T] each."""
-        now = self.given["now"]
+        now = self.current["now"]
         t = torch.arange(length, device=now.first.device)
         return (t >= now.first[:, None]) & (t < now.end[:, None]), t >= now.end[:, None]
 
@@ -81,14 +81,14 @@ class _Convolution(_Part):
         y, after = self.module(x, context, past)
         fact, later = self.span(x.shape[1])
         without, _ = self.module(x.masked_fill(fact[..., None], 0.0), context, past)
-        lost = self.given["now"].conv[:, self.layer, None] & later
+        lost = self.current["now"].conv[:, self.layer, None] & later
         return torch.where(lost[..., None], without, y), after
 
 
 class _Recurrence(_Part):
     def forward(self, x: Tensor, context: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
         y, h = self.module(x, context, h0)
-        now, length = self.given["now"], x.shape[1]
+        now, length = self.current["now"], x.shape[1]
         # Skip the fact's tokens, so that the tokens before and after them join.
         size = (now.end - now.first)[:, None]
         t = torch.arange(length, device=x.device)[None]
@@ -106,10 +106,10 @@ class _Recurrence(_Part):
         return torch.where(now.h[:, self.layer, None, None], without, y), h
 
 
-def _hide(layer: int, given: Given, _: Any, inputs: Any) -> Any:
+def _hide(layer: int, current: Current, _: Any, inputs: Any) -> Any:
     """Return the arguments of an attention block in which some queries do not see some keys."""
     x, context, state = inputs
-    layout: Any = _HidingLayout(context.layout, layer, given["now"])
+    layout: Any = _HidingLayout(context.layout, layer, current["now"])
     return x, context._replace(layout=layout), state
 
 

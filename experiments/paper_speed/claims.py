@@ -46,10 +46,10 @@ class Claim(NamedTuple):
     found: str
 
 
-def _claim(name: str, parts: Iterable[bool], found: str) -> Claim:
+def _claim(name: str, parts: Iterable[bool], numbers: str) -> Claim:
     parts = list(parts)
     verdict = "yes" if all(parts) else "in part" if any(parts) else "no"
-    return Claim(name, SAYS[name], verdict if parts else "not measured", found)
+    return Claim(name, SAYS[name], verdict if parts else "not measured", numbers)
 
 
 def latency_claims(findings: Row) -> list[Claim]:

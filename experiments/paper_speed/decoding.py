@@ -75,18 +75,18 @@ def baseline(framework: str) -> str:
 def measure(
     models: Mapping[str, GriffinConfig],
     frameworks: Sequence[str],
-    wanted: Mapping[str, Iterable[tuple[int, int]]],
+    grid: Mapping[str, Iterable[tuple[int, int]]],
     rounds: int,
     device: str,
 ) -> Measured:
-    """Time every step of the wanted batches and contexts in every framework in turn.
+    """Time every step of the batches and contexts of ``grid`` in every framework in turn.
 
     transformers is measured beside torch on the CPU.
     """
     runners = [(framework, name) for framework in frameworks for name in models]
     if "torch" in frameworks and device == "cpu":
         runners.append((PEER, "griffin"))
-    longest = max(context for points in wanted.values() for _, context in points)
+    longest = max(context for points in grid.values() for _, context in points)
     nbytes = parameter_bytes(models["mqa"], ITEMSIZE)
     with ExitStack() as stack:
         jobs = {}
@@ -103,7 +103,7 @@ def measure(
         points = [
             Point(*runner, batch, filled(models[runner[1]], context))
             for runner in runners
-            for batch, context in wanted[runner[1]]
+            for batch, context in grid[runner[1]]
         ]
         for point in sorted(points, key=lambda point: (point.batch, point.context)):
             sizes = {"batch": point.batch, "context": point.context}
