@@ -46,7 +46,7 @@ class Conversion(NamedTuple):
     """A conversion that is measured, from a source folder that ``write`` makes.
 
     Attributes:
-        at_most: Largest ratio to a plain conversion; None if ``cp`` is the limit.
+        max_ratio: Largest ratio to a plain conversion; None if ``cp`` is the limit.
         peer: Key of `PEERS` if a library converts.
     """
 
@@ -54,7 +54,7 @@ class Conversion(NamedTuple):
     source: str
     write: Callable[[Path], None]
     options: tuple[str, ...]
-    at_most: float | None = None
+    max_ratio: float | None = None
     peer: str | None = None
 
 
@@ -172,7 +172,7 @@ def _measure(
         return _run(module_command(sys.executable, "benchmarks.convert.peers", *arguments))
 
     turns: dict[str, Callable[[], Run]] = {"limit": partial(_copy, source, output)}
-    if conversion.at_most is not None:
+    if conversion.max_ratio is not None:
         convert(pythons[0], source, plain, *conversion.options)
         turns["limit"] = partial(convert, pythons[0], plain, output, "--to", TARGET)
     if conversion.peer:
@@ -191,14 +191,14 @@ def _measure(
         return run
 
     runs = interleave(rounds, {name: partial(measured, name) for name in turns})
-    tensor = _largest_tensor(source if conversion.at_most is None else plain)
+    tensor = _largest_tensor(source if conversion.max_ratio is None else plain)
     limits = [each.seconds for each in runs.pop("limit")]
     for name, each in runs.items():
         seconds, memory = [one.seconds for one in each], max(one.memory for one in each)
         yield _row(
             name,
             *map(_spread, (seconds, limits, ratios(seconds, limits))),
-            "" if conversion.at_most is None else f"{conversion.at_most:g}",
+            "" if conversion.max_ratio is None else f"{conversion.max_ratio:g}",
             *(f"{memory / 1e6:.0f}", f"{(memory - tensor) / 1e6:+.0f}", f"{size / 1e6:.0f}"),
         )
 
