@@ -317,9 +317,9 @@ class ServerHere:
 
     def ask(self, address: str, body: bytes) -> tuple[int, bytes]:
         """Return the status and content of the answer."""
-        return self._loop.run_until_complete(self._asked(address, body))
+        return self._loop.run_until_complete(self._post(address, body))
 
-    async def _asked(self, address: str, body: bytes) -> tuple[int, bytes]:
+    async def _post(self, address: str, body: bytes) -> tuple[int, bytes]:
         import httpx
 
         transport = httpx.ASGITransport(self._app)  # raises errors that the server does not catch

@@ -36,7 +36,7 @@ class Worker:
         self.name, self.keep = name, keep
         (work / "box").mkdir()
         self.box = Box(name, seeds / name, work / "box")
-        self.known: set[str] = set()
+        self.seen: set[str] = set()
         with open(work / "count", "w+b") as handle:
             handle.write(bytes(8))
             handle.flush()
@@ -56,9 +56,9 @@ class Worker:
         ours = [f for f in frames if "fuzz" not in f.filename or "targets" in f.filename]
         where = [f"{f.filename}:{f.lineno}" for f in ours[-3:]]
         kind = f"{type(error).__name__} {where}"
-        if kind in self.known:
+        if kind in self.seen:
             return
-        self.known.add(kind)
+        self.seen.add(kind)
         path = self.keep / f"{self.name}-{hashlib.sha256(case).hexdigest()[:12]}"
         path.write_bytes(case)
         text = "".join(traceback.format_exception(error))

@@ -21,7 +21,7 @@ TESTS = [f"tests/model/test_parity_{kind}.py" for kind in ("logits", "gradients"
 LIBRARIES = ("transformers", "recurrentgemma", "torch", "jax", "flax", "numpy")
 
 
-def asked() -> list[Question]:
+def collect_questions() -> list[Question]:
     """Run the tests and return their questions; tests without an answer fail in this run."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "2", "-m", "not gpu", *TESTS]
@@ -31,15 +31,15 @@ def asked() -> list[Question]:
 
 
 def main() -> None:
-    found = asked()
+    questions = collect_questions()
     answers = {
         f"{question.key()}/{name}": np.asarray(value, np.float32)
-        for question in found
+        for question in questions
         for name, value in ask_library(question).items()
     }
     np.savez_compressed(ANSWERS, **answers)
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    lines = ",\n".join(json.dumps(question) for question in found)
+    lines = ",\n".join(json.dumps(question) for question in questions)
     QUESTIONS.write_text(f'{{"versions": {json.dumps(versions)},\n"questions": [\n{lines}\n]}}\n')
 
 

@@ -265,14 +265,14 @@ def tensors(data: bytes) -> str:
 
 
 def without_dropped_keys(text: str, case: Case) -> str:
-    def kept(value: Any) -> Any:
+    def without_dropped(value: Any) -> Any:
         if isinstance(value, dict):
             dropped = DROPPED_KEYS | set(case.dropped_keys)
-            return {key: kept(each) for key, each in value.items() if key not in dropped}
-        return [kept(each) for each in value] if isinstance(value, list) else value
+            return {key: without_dropped(each) for key, each in value.items() if key not in dropped}
+        return [without_dropped(each) for each in value] if isinstance(value, list) else value
 
     try:
-        return json.dumps(kept(json.loads(text)), indent=1, ensure_ascii=False)
+        return json.dumps(without_dropped(json.loads(text)), indent=1, ensure_ascii=False)
     except ValueError:
         return text
 

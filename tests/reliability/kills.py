@@ -204,14 +204,14 @@ class Outcome(NamedTuple):
     Attributes:
         way: Signal name or "memory".
         code: Exit code, or minus the signal.
-        known: Number of answers in the cache.
+        cached: Number of answers in the cache.
         lost: Number of answers that the model gave and the cache lacks.
         said: Last line of the log.
     """
 
     way: str
     code: int
-    known: int
+    cached: int
     lost: int
     said: str
 
@@ -235,20 +235,20 @@ def end_and_go_on(
     except (ProcessLookupError, ChildProcessError):
         raise AssertionError(first.log.read_text()) from None
     code = first.wait()
-    known, noted = rows(cache), first.noted()
-    given = min(noted.count("a"), harness.answers)
+    cached, noted = rows(cache), first.noted()
+    answered = min(noted.count("a"), harness.answers)
     in_ended_steps = noted[: noted.rfind("s") + 1].count("a")
-    assert known >= min(in_ended_steps, harness.answers), (known, noted)
+    assert cached >= min(in_ended_steps, harness.answers), (cached, noted)
     scores = first.scores()
     assert scores is None or same(scores, expected)
     second = harness.start(f"{name}-second", cache)
     assert second.wait() == 0, second.log.read_text()
-    asked = second.noted().count("a")
-    assert asked == harness.answers - known, (asked, harness.answers, known)
-    found = second.scores()
-    assert found is not None and same(found, expected), (found, expected)
+    asked_again = second.noted().count("a")
+    assert asked_again == harness.answers - cached, (asked_again, harness.answers, cached)
+    actual = second.scores()
+    assert actual is not None and same(actual, expected), (actual, expected)
     lines = [line for line in first.log.read_text().splitlines() if line.strip()]
-    return Outcome(way, code, known, max(given - known, 0), lines[-1] if lines else "")
+    return Outcome(way, code, cached, max(answered - cached, 0), lines[-1] if lines else "")
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -306,7 +306,7 @@ def main() -> int:
             table[way, str(outcome.code)] += 1
             print(
                 f"{number} {way} after {delay:.2f} of {seconds:.2f} s: exit {outcome.code}, "
-                f"{outcome.known} of {harness.answers} answers kept, {outcome.lost} lost; "
+                f"{outcome.cached} of {harness.answers} answers kept, {outcome.lost} lost; "
                 f"{re.sub(r'[^ -~]', '', outcome.said)[:110]}",
                 flush=True,
             )

@@ -44,9 +44,9 @@ KINDS = {  # kind of request -> relative frequency
     "left early": 3,
     "sent slowly": 1,
     "no request": 3,
-    "known": 1,
+    "reference": 1,
 }
-KNOWN = {"prompt": TEXT[:300], "max_tokens": 12, "temperature": 0, "logprobs": 0}
+REFERENCE = {"prompt": TEXT[:300], "max_tokens": 12, "temperature": 0, "logprobs": 0}
 NO_REQUESTS = (
     b"",
     b"\x00\xff\xfe",
@@ -115,7 +115,7 @@ class Client:
         begin = int(self.rng.choice([0, self.rng.integers(len(TEXT) - length)]))
         return TEXT[begin : begin + length]
 
-    def asked(self, **more: Any) -> dict[str, Any]:
+    def body(self, **more: Any) -> dict[str, Any]:
         temperature = float(self.rng.choice([0, 0.8]))
         tokens = int(self.rng.integers(1, 24))
         body = {"prompt": self.prompt(), "max_tokens": tokens, "temperature": temperature}
@@ -133,17 +133,17 @@ class Client:
         return answer.json()
 
     async def continued(self) -> None:
-        answer = await self.ask({"json": self.asked(logprobs=int(self.rng.integers(2)))})
+        answer = await self.ask({"json": self.body(logprobs=int(self.rng.integers(2)))})
         assert answer["choices"][0]["finish_reason"] in ("stop", "length")
 
     async def scored(self) -> None:
         ids = [*self.prompt().encode()]
-        body = self.asked(prompt=ids, echo=True, logprobs=1, max_tokens=1)
+        body = self.body(prompt=ids, echo=True, logprobs=1, max_tokens=1)
         found = (await self.ask({"json": body}))["choices"][0]["logprobs"]["token_logprobs"]
         assert len(found) == len(ids) + 1 and all(value <= 0 for value in found[1:]), found
 
-    async def streamed(self, pause: float = 0, most: int | None = None) -> None:
-        body = self.asked(stream=True, max_tokens=24)
+    async def streamed(self, pause: float = 0, max_parts: int | None = None) -> None:
+        body = self.body(stream=True, max_tokens=24)
         async with self.http.stream("POST", COMPLETIONS, json=body) as answer:
             if answer.status_code == 429:
                 self.counts["refused with 429"] += 1
@@ -155,7 +155,7 @@ class Client:
                     return
                 assert "error" not in line[:12], line
                 parts += bool(line)
-                if parts == most:
+                if parts == max_parts:
                     return
                 await asyncio.sleep(pause)
         raise AssertionError("a stream ended without [DONE]")
@@ -165,16 +165,16 @@ class Client:
 
     async def left_early(self) -> None:
         if self.rng.random() < 0.5:
-            await self.streamed(most=int(self.rng.integers(1, 5)))
+            await self.streamed(max_parts=int(self.rng.integers(1, 5)))
             return
         try:
             async with asyncio.timeout(float(self.rng.uniform(0, 1))):
-                await self.http.post(COMPLETIONS, json=self.asked(max_tokens=200))
+                await self.http.post(COMPLETIONS, json=self.body(max_tokens=200))
         except TimeoutError:
             return
 
     async def sent_slowly(self) -> None:
-        body = json.dumps(self.asked()).encode()
+        body = json.dumps(self.body()).encode()
 
         async def parts() -> AsyncIterator[bytes]:
             for first in range(0, len(body), 1 + len(body) // 5):
@@ -190,26 +190,26 @@ class Client:
         assert 400 <= answer.status_code < 500, (answer.status_code, body[:60])
         assert "error" in answer.json()
 
-    async def known(self) -> None:
-        assert is_known(await self.answer_to_known(), self.expected)
+    async def reference(self) -> None:
+        assert is_expected(await self.answer_to_reference(), self.expected)
 
-    async def answer_to_known(self) -> tuple[str, list[float]]:
-        choice = (await self.ask({"json": KNOWN}))["choices"][0]
+    async def answer_to_reference(self) -> tuple[str, list[float]]:
+        choice = (await self.ask({"json": REFERENCE}))["choices"][0]
         return choice["text"], choice["logprobs"]["token_logprobs"]
 
 
-def is_known(found: tuple[str, list[float]], expected: tuple[str, list[float]]) -> bool:
+def is_expected(answer: tuple[str, list[float]], expected: tuple[str, list[float]]) -> bool:
     """Return whether an answer is as expected; numbers depend slightly on the step's batch."""
-    return found[0] == expected[0] and np.allclose(found[1], expected[1], atol=1e-3)
+    return answer[0] == expected[0] and np.allclose(answer[1], expected[1], atol=1e-3)
 
 
-async def soak(given: argparse.Namespace, folder: Path) -> list[tuple[bool, str]]:
+async def soak(arguments: argparse.Namespace, folder: Path) -> list[tuple[bool, str]]:
     """Start a server, run the clients, and return the checks as pairs of success and sentence."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = Path(sys.executable).with_name("griffin-eval")
-    options = ("--framework", given.framework, "--port", port, "--dtype", "float32")
+    options = ("--framework", arguments.framework, "--port", port, "--dtype", "float32")
     with (folder / "log").open("w") as log:
         process = await asyncio.create_subprocess_exec(
             *map(str, (program, "serve", CHECKPOINT, *options, "--timeout", 600)), stderr=log
@@ -223,7 +223,7 @@ async def soak(given: argparse.Namespace, folder: Path) -> list[tuple[bool, str]
                 break
             except httpx.ConnectError:
                 await asyncio.sleep(0.2)
-        checks = await with_clients(given, Server(process, http))
+        checks = await with_clients(arguments, Server(process, http))
     process.send_signal(signal.SIGINT)
     code = await asyncio.wait_for(process.wait(), 60)
     said = (folder / "log").read_text()
@@ -247,20 +247,20 @@ async def fill(client: Client, tokens: int) -> None:
         await client.ask({"json": {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1}})
 
 
-async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[bool, str]]:
+async def with_clients(arguments: argparse.Namespace, server: Server) -> list[tuple[bool, str]]:
     counts = Counter[str]()
     alone = Client(server.http, 0, counts, None)
-    await alone.answer_to_known()  # fills the cache, so that later answers read from it
-    expected = await alone.answer_to_known()
-    await fill(alone, given.fill)
+    await alone.answer_to_reference()  # fills the cache, so that later answers read from it
+    expected = await alone.answer_to_reference()
+    await fill(alone, arguments.fill)
     started, samples = time.monotonic(), list[Sample]()
     idle, compiled = server.files(), await server.metric("compilations_total")
-    end = started + 60 * given.minutes
-    with (given.out / f"serve_{given.framework}.csv").open("w", newline="") as file:
+    end = started + 60 * arguments.minutes
+    with (arguments.out / f"serve_{arguments.framework}.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(Sample._fields)
         async with connected(str(server.http.base_url)) as theirs:
-            clients = [Client(theirs, 1 + n, counts, expected) for n in range(given.clients)]
+            clients = [Client(theirs, 1 + n, counts, expected) for n in range(arguments.clients)]
             tasks = [asyncio.create_task(client.run(end)) for client in clients]
             while (left := end - time.monotonic()) > 0:
                 await asyncio.sleep(min(EVERY, left))
@@ -276,12 +276,12 @@ async def with_clients(given: argparse.Namespace, server: Server) -> list[tuple[
             break
         await asyncio.sleep(0.5)
     lost = {name: count for name, count in counts.items() if name.startswith("LOST")}
-    asked = {name: count for name, count in counts.items() if name not in lost}
+    sent = {name: count for name, count in counts.items() if name not in lost}
     line, flat = verdict(samples)
     now = await server.metric("compilations_total")
-    same = is_known(await alone.answer_to_known(), expected)
+    same = is_expected(await alone.answer_to_reference(), expected)
     return [
-        (not lost, f"lost {sum(lost.values())} of {sum(asked[n] for n in KINDS)}: {lost or asked}"),
+        (not lost, f"lost {sum(lost.values())} of {sum(sent[n] for n in KINDS)}: {lost or sent}"),
         (not unfinished and not generating, f"left: {unfinished} requests, {generating} rows"),
         (files <= idle, f"open files: {files}, {idle} before the clients came"),
         (now == compiled, f"compiled after the start: {now - compiled} shapes"),

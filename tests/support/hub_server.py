@@ -78,14 +78,14 @@ class Hub:
         self.log.clear()
         return sorted(file.split("/", 1)[1] for file in files)
 
-    def make(self, asked: dict) -> Fault | None:
+    def make(self, body: dict) -> Fault | None:
         """Create a repository and return None or an error."""
-        repository = f"{asked['organization']}/{asked['name']}"
+        repository = f"{body['organization']}/{body['name']}"
         if (repository, "") in self.faults:
             return self.faults[repository, ""]
         if (repository, "main") in self._refs:
             return Fault(409)
-        self._refs[repository, "main"], self.made[repository] = "", asked
+        self._refs[repository, "main"], self.made[repository] = "", body
         return None
 
     def commit(self, repository: str, lines: list[dict]) -> str:

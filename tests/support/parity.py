@@ -94,22 +94,22 @@ TOLERANCES: dict[tuple[str, str], float] = {
 }
 
 
-def compare(record_parity: Callable, pair: str, quantity: str, found, expected) -> None:
+def compare(record_parity: Callable, pair: str, quantity: str, actual, expected) -> None:
     """Assert that two arrays, or two sequences of arrays, agree within the table's tolerance."""
-    if isinstance(found, np.ndarray):
-        found, expected = [found], [expected]
-    errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+    if isinstance(actual, np.ndarray):
+        actual, expected = [actual], [expected]
+    errors = [relative_error(a, b) for a, b in zip(actual, expected, strict=True)]
     error = float(np.max(errors))  # unlike max, np.max propagates NaN
     record_parity(pair, quantity, error, TOLERANCES[pair, quantity])
 
 
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    assert found.shape == expected.shape, (found.shape, expected.shape)
-    if not found.size:
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    if not actual.size:
         return 0.0
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     scale = np.abs(expected).max()
-    return float(np.abs(found - expected).max() / (scale if scale else 1.0))
+    return float(np.abs(actual - expected).max() / (scale if scale else 1.0))
 
 
 BASE = GriffinConfig(
