@@ -1,4 +1,4 @@
-"""Check the wording of docstrings, comments and help texts, as CONTRIBUTING.md describes it.
+"""Check names, and the wording of docstrings, comments and help texts, by CONTRIBUTING.md.
 
     python .ci/check_words.py FILE...
 
@@ -22,6 +22,9 @@ PREPOSITIONS = {
 }
 # The first words with which a comment continues a sentence that stands nowhere.
 CONTINUING = {"of", "which", "whose", "who", "what", "that", "else", "as", "than", "but"}
+# Names that say how a value came about, and not what it is.
+NO_NOUNS = set("asked each found given held kept known least most own told wanted".split())
+FIELDS_THAT_STAY = {"Claim.found", "PoolRows.kept"}  # in files of results, and in a public tuple
 SECTIONS = re.compile(r"\s*(Args|Attributes|Returns|Yields|Raises):$")
 ENTRY = re.compile(r"\s*\**([\w., *]+?)(?: \([^)]*\))?: (\S+)")
 
@@ -79,13 +82,33 @@ def help_faults(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield argument.value.lineno, f"help {value!r}: expected a verb, or the value's name"
 
 
+def name_faults(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and a sentence for each name that names no thing. Local variables may."""
+    names: list[str] = []
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            names = [name]
+        case ast.Attribute(attr=name, ctx=ast.Store()):
+            names = [name]
+        case ast.ClassDef(name=name, body=body):
+            fields = [part.target for part in body if isinstance(part, ast.AnnAssign)]
+            names = [f"{name}.{ast.unparse(field)}" for field in fields]
+        case ast.Name(id=name, ctx=ast.Store()) if re.match("_?(MOST|LEAST)(_|$)", name):
+            yield node.lineno, f"{name}: begin limits with MAX_ or MIN_"
+    for name in names:
+        if name not in FIELDS_THAT_STAY and name.split(".")[-1].strip("_") in NO_NOUNS:
+            yield node.lineno, f"{name}: expected a noun, or max_ or min_ and a noun"
+
+
 def faults(file: Path) -> list[str]:
     """Return one line for each fault of a Python file."""
     source = file.read_text(encoding="utf-8")
-    found = list(comment_faults(source))
+    lines = list(comment_faults(source))
     for node in ast.walk(ast.parse(source)):
-        found += [*docstring_faults(node), *help_faults(node)]
-    return [f"{file}:{line}: {sentence}" for line, sentence in sorted(found)]
+        lines += [*docstring_faults(node), *help_faults(node)]
+        if not file.name.startswith("test_"):
+            lines += name_faults(node)
+    return [f"{file}:{line}: {sentence}" for line, sentence in sorted(lines)]
 
 
 if __name__ == "__main__":
