@@ -142,7 +142,7 @@ def _effective(run: Run, task: str, unit: str) -> list[str]:
     """Return a clause on the effective length, if the run has one."""
     return [
         f"effective length {point.value if isinstance(point.value, str) else f'{point.value:g}'} "
-        f"{unit} (85% of the score at the shortest)"
+        f"{unit} (at least 85% of the score at the shortest)"
         for point in run.points
         if (point.task, point.quantity, point.x) == (task, "effective_length", None)
     ]

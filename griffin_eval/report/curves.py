@@ -131,7 +131,8 @@ def draw_over_steps(runs: list[Run], files: Files) -> Iterable[Chart]:
             axes.set_xlabel("training step")
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         note = _note(len(drawn), [point for own in lines.values() for _, point in own])
-        title = chart_title(runs, task, quantity).rpartition(" by ")[0]
+        title = chart_title(runs, task, quantity)
+        title = f"{title}," if "_by_" in quantity else title.rpartition(" by ")[0]
         name = f"{task}_{quantity}_over_steps"
         yield save_chart(figure, files, name, f"{title} during training", note)
 

@@ -25,7 +25,7 @@ X_AXES = {
     "griffin_induction_heads": ("length", TOKENS),
     "exact_match_by_depth": ("depth of the entry in the book", "%"),
     "accuracy_by_distance": ("distance of the trigger", TOKENS),
-    "accuracy_by_distance_over_window": ("distance of the trigger", "× the attention window"),
+    "accuracy_by_distance_over_window": ("distance over the window", ""),
 }
 QUANTITIES = {
     "nats_per_token": "loss",
@@ -109,12 +109,15 @@ def interval_note(points: Iterable[Point], shape: str) -> str:
 
 
 def short_number(x: float | str) -> str:
-    """Return a number for an axis, multiples of powers of two as k and M: 2048 is "2k"."""
+    """Return a number for an axis: 2048 is "2k", 2**20 is "1M", and 0.125 is "1/8"."""
     if isinstance(x, str):
         return x
     for size, unit in ((1 << 20, "M"), (1 << 10, "k")):
         if x >= size and x % size == 0:
             return f"{x / size:g}{unit}"
+    mantissa, exponent = math.frexp(x)
+    if mantissa == 0.5 and exponent <= 0:
+        return f"1/{1 << 1 - exponent}"
     return f"{x:g}"
 
 

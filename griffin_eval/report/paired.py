@@ -151,6 +151,7 @@ def _difference(
         return None
     mean = intervals.ratio(values, weights, clusters)
     finite = math.isfinite(mean.low)
+    bound = 1.0 if binary else math.inf  # a difference of shares
     return Difference(
         task,
         compared_name(metric, filter_name),
@@ -158,8 +159,8 @@ def _difference(
         baseline,
         len(values),
         mean.value,
-        mean.low if finite else None,
-        mean.high if finite else None,
+        max(mean.low, -bound) if finite else None,
+        min(mean.high, bound) if finite else None,
         max(abs(value / weight) for value, weight in zip(values, weights, strict=True)),
         gained if binary else None,
         lost if binary else None,

@@ -41,7 +41,8 @@ class Point(NamedTuple):
             without a curve.
         value: The estimate; text such as ``>200`` if only a bound is known.
         low, high: Bounds of the 95% interval in the same form, None without one.
-        documents: Number of documents behind the number; without samples the task's documents.
+        documents: Number of documents behind the number; without samples the task's documents, or
+            None for a point of a curve.
     """
 
     task: str
@@ -448,6 +449,8 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
                 low, high = interval_of(quantity, value, error, items)
             if items is not None and items < MIN_ITEMS:
                 low = high = None
+            if at and not counts:
+                items = None  # each point may have a part of the documents
             yield Point(task, quantity, x_of(x) if at else None, value, low, high, items)
 
 
