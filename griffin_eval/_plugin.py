@@ -107,6 +107,7 @@ def _add_tasks(manager) -> None:
 
     manager.TaskManager.__init__ = __init__
     manager.TaskManager.griffin_tasks = TASKS
+    _leave_out_misleading()
 
 
 def _join_command_line(cli) -> None:
@@ -173,6 +174,12 @@ def _behave_like_lm_eval() -> None:
         first = os.environ.get("RANK", "0") in ("", "0")  # only the first process logs
         ours.setLevel(theirs.level if first else logging.ERROR)
     sys.excepthook = one_sentence
+
+
+def _leave_out_misleading() -> None:
+    """Drop messages of lm_eval for which `_misleads` is true."""
+    import logging
+
     for name in ("lm_eval.api.task", "lm_eval.loggers.evaluation_tracker"):
         logging.getLogger(name).addFilter(lambda record: not _misleads(record.getMessage()))
 
