@@ -66,7 +66,7 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         "dtypes": dict(Counter(stored.values() or (t["dtype"] for t in tensors))),
         "quantised": _quantised(inspection, holds),
         "tokenizer": sorted(p.name for p in tokenizer_folder(inspection.folder).glob("tokenizer*")),
-        "checksums": known or "none: unchecked",
+        "checksums": known or "none",
         "left_out": inspection.left_out,
         "notes": dict(inspection.notes),
         "config": config,

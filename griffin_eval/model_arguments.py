@@ -174,7 +174,9 @@ class ModelArguments:
         "Dtype in which logits are normalised; float32 by default, or float64 for float64 models.",
         _one_of(*DTYPES),
     )
-    state_budget: int | None = option("Memory for states between steps, such as 2GB.", _size)
+    state_budget: int | None = option(
+        "Memory for the states of shared beginnings, such as 2GB.", _size
+    )
     visible_keys: int | None = option("Number of keys that local attention sees.", None, kind=int)
     preset: str | None = option("Preset for values that neither config nor shapes determine.")
     item: str | None = option(

@@ -113,7 +113,9 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["memory"]:
         source = facts["text"]
         read = f"; text: {escape(source['name'])}, {source['tokens']} tokens" if source else ""
-        table = Table(title=f"Half-lives in tokens: 5%, median and 95% of the channels{read}")
+        table = Table(
+            title=f"Half-lives in tokens: 5th percentile, median and 95th of the channels{read}"
+        )
         table.add_column("layer", justify="right")
         columns = {"half_life_gate_1": "gate open, r = 1", "half_life_gate_0.5": "r = 0.5"}
         if source:

@@ -20,7 +20,9 @@ from griffin_eval.process import tune_process
 def read(
     checkpoint: CheckpointPath,
     text: Annotated[Path, typer.Argument(help="UTF-8 file to read from its start; - for stdin.")],
-    save: Annotated[Path, typer.Option(help="File for the state, in safetensors.")],
+    save: Annotated[
+        Path, typer.Option(help="File for the state, in safetensors; replaces an older state.")
+    ],
     chat: Annotated[
         bool,
         typer.Option("--chat", help="Read the text as a user's first message, for chats."),

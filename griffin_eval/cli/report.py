@@ -24,8 +24,8 @@ def report(
     labels: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated names of the models, or of the files, which are then not merged "
-            "(default: the settings that differ)."
+            help="Comma-separated names, one for each model, or one for each file to keep files "
+            "apart (default: the settings that differ)."
         ),
     ] = None,
     train_length: Annotated[

@@ -54,7 +54,7 @@ def serve(
     ] = None,
     state: Annotated[
         list[Path] | None,
-        typer.Option(help="State FILE, served as the model NAME:FILE without its ending."),
+        typer.Option(help="State file, such as book.state, served as the model NAME:book."),
     ] = None,
     chat_template: Annotated[
         str | None,

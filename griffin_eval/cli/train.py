@@ -122,5 +122,5 @@ def _train(options: "TrainOptions", method: "Method") -> str:
     figure = draw([folder], folder / "curves")
     return (
         f"{folder}: step {last['step']}, test loss {last['test_loss']:.4f}, "
-        f"accuracy {last['accuracy']:.1%}; curves in {figure}"
+        f"accuracy {last['accuracy']:.1%} at length {last['length']}; curves in {figure}"
     )

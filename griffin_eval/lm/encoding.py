@@ -7,7 +7,7 @@ import numpy as np
 
 from griffin_eval.errors import ArgumentError
 from griffin_eval.states.saved_state import SavedState
-from griffin_eval.text.chat import TemplateRefused, after_opening, template_name
+from griffin_eval.text.chat import PLAIN, TemplateRefused, after_opening, template_name
 from griffin_eval.text.shared_prefixes import encode_all
 from griffin_eval.text.tokenizer import Tokenizer, with_one_bos
 
@@ -152,8 +152,9 @@ def chat_after_state(
     template = tokenizer.chat_template
     if template is None or state.origin.template != template_name(template):
         raise ArgumentError(
-            "state= was not saved with the tokenizer's chat template: read the text again with "
-            "griffin-eval read --chat, or leave --apply_chat_template out"
+            f"state= was saved {_with(state.origin.template)}, and the tokenizer comes "
+            f"{_with(template and template_name(template))}: read the text again with griffin-eval "
+            "read --chat, or leave --apply_chat_template out"
         )
     try:
         return after_opening(
@@ -163,3 +164,10 @@ def chat_after_state(
         raise ArgumentError(
             f"the chat template refuses messages behind the text of state=: {error}"
         ) from None
+
+
+def _with(template: str | None) -> str:
+    """Return a `template_name` in words."""
+    if template is None:
+        return "without a chat template"
+    return f"with the chat template {template if template == PLAIN else template[:12]}"

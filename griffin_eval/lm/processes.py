@@ -54,7 +54,7 @@ def device_for_lm_eval(framework: str, device: str | None) -> str | None:
     try:
         choose_device(device)
     except ArgumentError:
-        logger.info("lm_eval asks for the device cuda:0 by default, and there is none here")
+        logger.info("no device cuda:0, the default of lm_eval: taking the best one here")
         return None
     return device
 

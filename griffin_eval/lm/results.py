@@ -86,7 +86,7 @@ def model_info(
     lm_eval calls this at the end of a run."""
     work = measured(model.runners, stats, others, processes)
     logger.info(
-        "griffin: %d tokens requested, %d computed (%.3g times fewer), %d states evicted, "
+        "griffin: %d tokens requested, %d computed (ratio %.3g), %d states evicted, "
         "%.0f tokens/s, %d compilations, %.3g GB at most; %s; %s",
         work["tokens_requested"],
         work["tokens_computed"],

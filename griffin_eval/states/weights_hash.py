@@ -60,14 +60,16 @@ def weights_sha256(
         check_files(checkpoint.container.files())
         if problems := added(checkpoint, entries):
             raise CheckpointError(
-                f"{problems[0]} (check=False or --no-check evaluates it as it is)"
+                f"{problems[0]} (check=False in --model_args, or --no-check, evaluates it as it is)"
             )
     for name, dtype in sorted(checkpoint.dtypes.items()):
         sha = checkpoint.sha256(name, check, stop_if_cancelled)
         if name in entries:
             wrong = mismatch(checkpoint.folder, name, dtype, sha, entries[name])
             if wrong is not None:
-                raise CheckpointError(f"{wrong} (check=False or --no-check evaluates it as it is)")
+                raise CheckpointError(
+                    f"{wrong} (check=False in --model_args, or --no-check, evaluates it as it is)"
+                )
         hashes[name] = dtype, sha
     total = combined_sha256(hashes)
     for adapter in checkpoint.adapters:

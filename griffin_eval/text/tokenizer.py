@@ -27,6 +27,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 FILES = (JSON_FILE, MODEL_FILE, CONFIG_FILE, TEMPLATE_FILE)
 FILES += ("special_tokens_map.json", "added_tokens.json")
 
+MAX_SYMBOLS = 1000  # larger vocabularies are of text, smaller ones of bytes or symbols
 GEMMA_NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 
 # Cases in which tokenizers differ: runs of spaces, digits, accents, bytes, special tokens.
@@ -116,7 +117,7 @@ def default_add_bos(tokenizer: Tokenizer, config: GriffinConfig) -> bool:
     """
     recurrentgemma = config.embedding_scale and config.logits_soft_cap > 0
     if tokenizer.bos_token_id is None:
-        if recurrentgemma:
+        if recurrentgemma and config.vocab_size > MAX_SYMBOLS:
             logger.warning("%s has no BOS token, which RecurrentGemma expects", tokenizer.name)
         return False
     return recurrentgemma or tokenizer.adds_bos

@@ -17,7 +17,7 @@ def unsupported(
 ) -> str | None:
     """Return the reason why the kernel cannot read these queries, or None."""
     if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        return f"the compiled kernel computes in float32, not {q.dtype}"
+        return f"the compiled kernel takes float32, bfloat16 or float16, not {q.dtype}"
     if q.shape[3] > compiled.MAX_HEAD_DIM:
         limit = compiled.MAX_HEAD_DIM
         return f"the compiled kernel takes heads of {limit} dimensions, not {q.shape[3]}"

@@ -17,8 +17,10 @@ def unsupported(q: Float[Tensor, "B T H D"], keys: Tensor, values: Tensor) -> st
     for x in (q, keys, values):
         if x.device.type != "cpu":
             return f"the compiled kernel runs on a CPU, not on {x.device}"
-        if x.dtype not in TYPES or x.dtype != q.dtype:
-            return f"the compiled kernel computes in float32, not {x.dtype} beside {q.dtype}"
+        if x.dtype not in TYPES:
+            return f"the compiled kernel takes float32, bfloat16 or float16, not {x.dtype}"
+        if x.dtype != q.dtype:
+            return f"the compiled kernel takes arrays of one dtype, not {q.dtype} and {x.dtype}"
     if q.shape[3] > compiled.MAX_HEAD_DIM:
         limit = compiled.MAX_HEAD_DIM
         return f"the compiled kernel takes heads of {limit} dimensions, not {q.shape[3]}"

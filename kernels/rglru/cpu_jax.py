@@ -15,7 +15,7 @@ from griffin_eval.kernels.rglru.reference import C, Gates
 def unsupported(x: Array, gates: Gates | None, starts: Array | None) -> str | None:
     """Return the reason why these kernels cannot read x, or None."""
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        return f"the compiled kernels compute in float32, and x is {x.dtype}"
+        return f"the compiled kernels take float32, bfloat16 or float16, not {x.dtype}"
     return compiled.missing_in_jax(_error)
 
 

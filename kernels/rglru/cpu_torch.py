@@ -28,7 +28,7 @@ def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | 
     if x.device.type != "cpu":
         return f"the compiled kernels run on a CPU, and x is on {x.device}"
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"the compiled kernels compute in float32, and x is {x.dtype}"
+        return f"the compiled kernels take float32, bfloat16 or float16, not {x.dtype}"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into the compiled kernels"
     return compiled.missing()

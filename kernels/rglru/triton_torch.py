@@ -117,7 +117,7 @@ def unsupported(x: Tensor, gates: Gates | None, starts: Tensor | None) -> str | 
     if not x.is_cuda:
         return f"the Triton kernels need a CUDA device, and x is on {x.device}"
     if x.dtype not in DTYPES:
-        return f"the Triton kernels compute in float32, and x is {x.dtype}"
+        return f"the Triton kernels take float32, bfloat16 or float16, not {x.dtype}"
     if gates is not None and gates.imaginary_param is not None:
         return "the Triton kernels have no complex gates"
     if find_spec("triton") is None:

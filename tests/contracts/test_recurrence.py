@@ -387,7 +387,7 @@ def test_what_cannot_run_says_why():
         NotImplementedError, match="triton kernels run on cuda, and the arrays are on cpu"
     ):
         api.linear_scan(x, x, impl="triton")
-    with pytest.raises(NotImplementedError, match="float32, and x is torch.float64"):
+    with pytest.raises(NotImplementedError, match="float16, not torch.float64"):
         api.linear_scan(x.double(), x.double(), impl="cpu")
     with pytest.raises(NotImplementedError, match="'fast' in torch: expected auto, triton, cpu"):
         api.linear_scan(x, x, impl="fast")

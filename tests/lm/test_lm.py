@@ -306,7 +306,7 @@ def test_cuda_that_is_not_there_is_logged(checkpoint, caplog):
     with caplog.at_level(logging.INFO, "griffin_eval"):
         for framework in ("torch", "jax"):
             GriffinLM(pretrained=str(checkpoint), framework=framework, device="cuda:0")
-    assert caplog.text.count("lm_eval asks for the device cuda:0 by default") == 2
+    assert caplog.text.count("no device cuda:0, the default of lm_eval") == 2
     assert caplog.text.count("running on cpu") == 2
     for device in ("cuda", "cuda:1"):
         with pytest.raises(ArgumentError, match=f"there is no device {device} here"):
