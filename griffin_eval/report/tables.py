@@ -149,7 +149,8 @@ def difference_table(runs: list[Run], differences: list[Difference]) -> Table | 
     headings = ["task", "metric", "runs", "items", "mean difference", "largest", "flips", "p"]
     note = (
         "Over the items that both runs have. Flips: + right in the left run only, − right in the "
-        "right run only; p: McNemar's exact test of no difference, which takes items as independent."
+        "right one only; p: McNemar's exact test of no difference, which takes items as "
+        "independent."
     )
     lacking = not_compared(runs, differences)
     if lacking:
