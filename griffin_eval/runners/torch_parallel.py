@@ -161,7 +161,9 @@ class Pipes:
                 f"process {rank} of the {self.processes} that share the model ended with exit code "
                 f"{code}: its message, if it left one, is above"
             )
-        return _silent(error, f"one of the {self.processes} processes that share the model")
+        several = len(self._followers) > 1
+        who = f"one of the processes 1 to {len(self._followers)}" if several else "process 1"
+        return _silent(error, f"{who} of the {self.processes} that share the model")
 
     def close(self) -> None:
         processes_torch.leave()

@@ -175,9 +175,10 @@ def coordinated(rank, port) -> dict[str, str]:
 IMPATIENT = """
 import sys
 from lm_eval.__main__ import cli_evaluate
-from griffin_eval.runners import jax_parallel
+from griffin_eval.runners import jax_parallel, torch_parallel
 
 jax_parallel.PATIENCE = jax_parallel.PULSE + 5
+torch_parallel.PATIENCE = 20
 if __name__ == "__main__":
     cli_evaluate()
 """
