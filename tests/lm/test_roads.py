@@ -120,7 +120,13 @@ OF_STATES = {"lm_eval", "evaluator", "serve"}
 DTYPES = ROADS.keys() - {"verify"}
 # Each case: fault, folder, arguments, a part of the message, and the roads that meet it.
 CASES = [
-    ("other weights than the manifest's", "damaged", {}, "(check=False or --no-check", ROADS),
+    (
+        "other weights than the manifest's",
+        "damaged",
+        {},
+        "(check=False in --model_args, or --no-check",
+        ROADS,
+    ),
     ("weights that are NaN", "diverged", {}, "final_norm.weight: 1 of 64 weights", DTYPES),
     ("no tokenizer", "mute", {}, "tokenizer=", OF_TEXTS),
     ("no BOS and no EOS", "unmarked", {}, "neither BOS nor EOS", OF_TEXTS - {"memory"}),
