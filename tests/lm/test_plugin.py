@@ -4,7 +4,9 @@ What happens at interpreter start is tried in fresh interpreters, the rest in th
 """
 
 import ast
+import importlib
 import importlib.metadata
+import logging
 import os
 import shutil
 import subprocess
@@ -222,3 +224,12 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_tasks_are_read():
             _plugin._refuse_missing(types.SimpleNamespace(model_args={"pretrained": name}))
     for other in ({"pretrained": "organisation/name"}, {"pretrained": str(ROOT)}, {}, None, "a=b"):
         _plugin._refuse_missing(types.SimpleNamespace(model_args=other))
+
+
+def test_messages_that_do_not_apply_are_left_out_in_any_program(caplog):
+    """Not only in the stock command: sweeps and notebooks build tasks, too."""
+    importlib.import_module("lm_eval.tasks.manager")
+    log = logging.getLogger("lm_eval.api.task")
+    for task in ("griffin_passkey", "ruler_qa"):
+        log.warning("%s: Custom kwargs can be passed to `--metadata`", task)
+    assert [record.args for record in caplog.records] == [("ruler_qa",)]

@@ -29,7 +29,7 @@ from griffin_eval.lm.model import GriffinLM
 from griffin_eval.report import curves
 from griffin_eval.report.curves import Marks, curve_figure, draw_controls, draw_over_steps
 from griffin_eval.report.heatmaps import draw_heatmaps
-from griffin_eval.report.labels import bounded
+from griffin_eval.report.labels import bounded, short_number
 from griffin_eval.report.page import draw_all
 from griffin_eval.report.paired import differences
 from griffin_eval.report.results import (
@@ -44,6 +44,8 @@ from griffin_eval.report.tables import run_table
 from griffin_eval.report.verdicts import holm, verdicts
 
 TASKS = ["griffin_phonebook", "griffin_pydoc_choice"]
+# Right answers of two runs, with the second better by nearly 1.
+DISTANT = [0] * 15 + [1], [1] * 16
 BOOKS = {"entries": [5, 10, 20], "samples": 3, "queries": 2}
 
 
@@ -224,6 +226,12 @@ def test_an_axis_has_its_values_as_ticks(tmp_path, monkeypatch):
         assert low < xs[0] and xs[-1] < high
 
 
+def test_numbers_of_an_axis_are_short():
+    values = {1 << 21: "2M", 2048: "2k", 2049: "2049", 1: "1", 0.5: "1/2", 1 / 64: "1/64"}
+    values |= {0.25: "1/4", 0.3: "0.3", 0.75: "0.75", 0: "0", "case": "case"}
+    assert {x: short_number(x) for x in values} == values
+
+
 def test_a_window_is_marked_for_models_that_have_one(tmp_path, monkeypatch):
     for windows, said in (
         ((128, 128), "window "),
@@ -305,6 +313,25 @@ def test_flips_are_counted_and_tested(tmp_path):
     assert (d.gained, d.lost, d.items) == (4, 2, 8)
     assert math.isclose(d.p, 0.6875)  # 2 Σ_{k<=2} C(6, k) / 2^6
     assert math.isclose(d.mean, 2 / 8)
+
+
+def test_a_difference_of_shares_is_at_most_one(tmp_path):
+    """The bootstrap's interval may reach beyond, as it does here."""
+    ours, theirs = ([[float(v), 1.0, str(i // 2)] for i, v in enumerate(x)] for x in DISTANT)
+    base = write_run(tmp_path, "a", samples={"t": theirs})
+    other = write_run(tmp_path, "b", samples={"t": ours})
+    (d,) = differences(read([base, other], ["a", "b"]))
+    clusters = [i // 2 for i in range(len(ours))]
+    whole = intervals.ratio(np.subtract(*DISTANT), [1] * len(ours), clusters)
+    assert whole.low < -1 == d.low <= d.mean <= d.high == whole.high
+
+
+def test_points_have_a_count_only_if_samples_tell_it(tmp_path):
+    results = {"t": {"acc,none": 0.5, "acc@8,none": 0.5, "acc@16,none": 0.5}}
+    samples = [{"acc": 1, "acc@8": 1}, {"acc": 0, "acc@8": 0}, {"acc": 0, "acc@16": 1}]
+    files = write_run(tmp_path, "a", results), write_run(tmp_path, "b", results, {"t": samples})
+    without, logged = ([point.documents for point in run.points] for run in read(files, ["a", "b"]))
+    assert without == [4, None, None] and logged == [3, 2, 1]
 
 
 def test_items_of_a_cluster_are_taken_together(tmp_path):
