@@ -1,4 +1,4 @@
-"""Check names, and the wording of docstrings, comments and help texts, by CONTRIBUTING.md.
+"""Check names and the wording of docstrings, comments and help texts, as in CONTRIBUTING.md.
 
     python .ci/check_words.py FILE...
 

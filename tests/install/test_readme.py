@@ -84,7 +84,7 @@ def test_the_notebook_runs(tmp_path):
     """The cells of the notebook run one after the other in one process."""
     cells = json.loads((ROOT / "docs" / "first_hour.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    code = [cell.removeprefix("%matplotlib inline\n") for cell in code]  # Jupyter's own
+    code = [cell.removeprefix("%matplotlib inline\n") for cell in code]  # a command of Jupyter
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(code)], cwd=tmp_path, capture_output=True, text=True
     )
