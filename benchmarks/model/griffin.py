@@ -88,11 +88,24 @@ class Jax:
         from griffin_eval.model_jax.decoding import DecodingState
 
         rows = self._jnp.arange(len(tokens))
+        start = DecodingState.start(self._model, len(rows))
+        if self._reads_in_place():
+            from griffin_eval.runners.jax_functions import as_bits
+
+            start, state = DecodingState(as_bits(start.rows)), as_bits(state)
         insert = self._jax.jit(DecodingState.insert, donate_argnums=0)
-        return insert(DecodingState.start(self._model, len(rows)), rows, state, rows)
+        return insert(start, rows, state, rows)
 
     def decode(self, state: Any, tokens: np.ndarray) -> tuple[Any, Any]:
         return self._jax.block_until_ready(self._decode(state, self._params, tokens))
+
+    def _reads_in_place(self) -> bool:
+        """Return whether the package's runner keeps keys and values as bits; 53c0389's does not."""
+        from griffin_eval.runners import jax_functions
+        from griffin_eval.runners.jax_runner import JaxRunner
+
+        has_bits = hasattr(jax_functions, "as_bits")
+        return has_bits and JaxRunner(self._model).attention_kernel.startswith("cpu")
 
     def _read(self, tokens: np.ndarray) -> tuple[list, Any]:
         state, hidden = self._model.init_state(len(tokens)), []
