@@ -130,7 +130,8 @@ class Reader:
                 edge = parent
             else:
                 if edge.stored is not None:
-                    if not self._load(edge):
+                    # A loaded state may take the slot of a sequence that has been reached.
+                    if reached or not self._load(edge):
                         self._stack.append(edge)
                         break
                 elif edge.sequence is not None:

@@ -126,6 +126,22 @@ def test_a_second_run_reads_no_book_in_either_framework(writer, reader, tmp_path
     assert found == continuations_and_stats(again, PROMPTS, LIMITS)[0]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_prompts_of_several_books_continue_their_own(rows, tmp_path):
+    runner, limits = FakeRunner(), Limits(512, rows)
+    books = [random_ids(61, seed) for seed in range(4)]
+    prompts = [
+        Prompt([*book, *random_ids(6, 10 * number + question)], 5)
+        for number, book in enumerate(books)
+        for question in range(2)
+    ]
+    expected = continuations_and_stats(runner, prompts, limits)[0]
+    for kept in (0, 4 * READ):
+        cache = opened(tmp_path, runner)
+        found, stats = continuations_and_stats(runner, prompts, limits, cache=cache)
+        assert found == expected and stats.tokens_kept == kept
+
+
 def test_nothing_is_taken_of_another_model(tmp_path):
     runner = runner_of("fake")
     scores_and_stats(runner, QUESTIONS, LIMITS, cache=opened(tmp_path, runner))
