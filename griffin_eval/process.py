@@ -9,9 +9,10 @@ import os
 import sys
 
 # OpenMP's threads wait for each other in a busy loop. If another process uses their core, this
-# wastes their share of it: beside one busy process PyTorch was 15 to 20 times slower. With 200
-# turns it was 1.5 times slower, and equally fast without one.
-SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "200"
+# wastes their share of it: beside one busy process PyTorch took 25 to 90 times as long. With 2,000
+# turns it takes 2 to 2.5 times as long; alone, with 1 to 1.25 times what unlimited turns take.
+# With 200 turns it is faster beside a busy process, but decodes at half the speed alone.
+SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "2000"
 # Maximum number of programs that oneDNN and PyTorch's layer over it cache, 1,024 by default. Each
 # takes 60 kB and serves one number of rows in a matrix product; steps have many.
 PRODUCT_VARIABLES, PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"

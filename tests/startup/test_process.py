@@ -79,7 +79,7 @@ def before_torch(entry, tmp_path, **environment):
 
 @pytest.mark.parametrize("name", fast(["lm_eval --model griffin", "score"], list(ENTRIES)))
 def test_commands_set_it(name, tmp_path):
-    assert before_torch(ENTRIES[name], tmp_path) == "200"
+    assert before_torch(ENTRIES[name], tmp_path) == "2000"
 
 
 @pytest.mark.parametrize("name", fast(["griffin_eval.Evaluator"], list(OTHERS)))
