@@ -304,6 +304,7 @@ class OpenModel:
                 f"it has another {' and '.join(differing)}"
             )
         model = copy.copy(self)
+        model.__dict__.pop("eos_ids", None)  # other generation settings may lie beside it
         model.arguments, model.checkpoint, model.weights = arguments, checkpoint, Future[str]()
         model.has_checksums = arguments.check and bool(checksums(checkpoint))
         with collect_not_finite() as not_finite:

@@ -7,6 +7,7 @@ of the next checkpoint are read while the current one is evaluated.
 import dataclasses
 import functools
 import json
+import os
 import random
 import shutil
 import sys
@@ -364,14 +365,27 @@ def targets_of_run(run: Path) -> list[Target]:
 def targets_of_list(checkpoints: Sequence[str]) -> list[Target]:
     """Return checkpoints named by the last part of each path, or by the whole path if those are not
     distinct. Raises ArgumentError for a repeated path."""
-    if len(set(checkpoints)) < len(checkpoints):
-        raise ArgumentError(f"a checkpoint is named twice: {', '.join(checkpoints)}")
-    names = [Path(path).name for path in checkpoints]
+    names = [Path(os.path.abspath(path)).name for path in checkpoints]
     if len(set(names)) < len(names):
         names = [path.strip("/").replace("/", "__") for path in checkpoints]
-    return [Target(*pair) for pair in zip(names, checkpoints, strict=True)]
+    return _distinct([Target(*pair) for pair in zip(names, checkpoints, strict=True)])
 
 
 def targets_of_revisions(repository: str, revisions: Sequence[str]) -> list[Target]:
-    """Return revisions of a repository on the hub as checkpoints."""
-    return [Target(r.replace("/", "__"), repository, r) for r in revisions]
+    """Return revisions of a repository on the hub as checkpoints. Raises ArgumentError for a
+    repeated revision."""
+    return _distinct([Target(r.replace("/", "__"), repository, r) for r in revisions])
+
+
+def _distinct(targets: list[Target]) -> list[Target]:
+    """Return the targets, or raise ArgumentError if two of them would share a folder of results."""
+    first: dict[str, Target] = {}
+    for target in targets:
+        other = first.setdefault(target.name, target)
+        if other is not target:
+            both = [each.revision or each.pretrained for each in (other, target)]
+            raise ArgumentError(
+                f"{' and '.join(both)} would share the folder {target.name!r} of results: name "
+                "each checkpoint once, and one of two with alike names in a sweep of its own"
+            )
+    return targets

@@ -136,10 +136,10 @@ def test_prompts_of_several_books_continue_their_own(rows, tmp_path):
         for question in range(2)
     ]
     expected = continuations_and_stats(runner, prompts, limits)[0]
-    for kept in (0, 4 * READ):
+    for tokens in (0, 4 * READ):
         cache = opened(tmp_path, runner)
         found, stats = continuations_and_stats(runner, prompts, limits, cache=cache)
-        assert found == expected and stats.tokens_kept == kept
+        assert found == expected and stats.tokens_kept == tokens
 
 
 def test_nothing_is_taken_of_another_model(tmp_path):

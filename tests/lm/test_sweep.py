@@ -242,6 +242,19 @@ def test_averaged_weights_are_an_item(run_folder, only_these_tasks, tmp_path):
     assert config["griffin_weights_sha256"] == alone.opened.weights_sha256
 
 
+def test_each_checkpoint_has_its_own_generation_settings(run_folder, tmp_path):
+    other = tmp_path / "20"
+    shutil.copytree(run_folder / "20", other)
+    for name in ("config.json", *COMPANIONS):
+        if (run_folder / name).is_file():
+            shutil.copy(run_folder / name, tmp_path)
+    settings = tmp_path / "generation_config.json"
+    settings.write_text(json.dumps({"eos_token_id": [1, 7]}))
+    opened = GriffinLM(str(run_folder / "9"), framework="torch").opened
+    assert 7 not in opened.eos_ids
+    assert 7 in opened.stage(str(other), None).model.eos_ids
+
+
 def test_a_sweep_goes_on_where_it_was(run_folder, swept, tmp_path):
     output = shutil.copytree(swept[0], tmp_path / "results")
     before = {path: path.stat().st_mtime_ns for path in output.rglob("results_*.json")}
@@ -352,7 +365,10 @@ REFUSED = [
     (["EMPTY", "--revisions", "a"], "of one hub id"),
     (["EMPTY", "--until", "3"], "add --watch"),
     (["a/b", "c/d", "--watch"], "expected the folder of one"),
-    (["a", "a"], "named twice"),
+    (["a", "a"], "a and a would share the folder 'a'"),
+    (["a", "a/"], "a and a/ would share"),
+    (["a/b", "c/b", "a__b"], "a/b and a__b would share"),
+    (["org/model", "--revisions", "x,x"], "x and x would share"),
     (["RUN", "--model_args", "pretrained=x"], "pretrained="),
     (["RUN", "--use_cache", "x"], "use_cache"),
     (["RUN", "--model_args", "state=x"], "state=.*since it belongs to one checkpoint"),
