@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from griffin_eval.arguments import parse_size
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.configs.huggingface import token_ids
 from griffin_eval.converters.containers.container import ContainerKind, Specs
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.formats import FORMATS, Format, check_expressible
@@ -177,6 +178,7 @@ def make_plan(
                 f"--vocab-size {vocab_size}: the model has {config.vocab_size} rows, and rows can "
                 "only be dropped"
             )
+        _check_ids(source, vocab_size)
         notes["vocab_rows_dropped"] = config.vocab_size - vocab_size
         config = dataclasses.replace(config, vocab_size=vocab_size)
     check_expressible(config, target)
@@ -209,6 +211,18 @@ def make_plan(
     if not check:
         notes["source_not_checked"] = True
     return Plan(source, target, config, writes, beside, notes, mesh, hashes, check)
+
+
+def _check_ids(source: Checkpoint, rows: int) -> None:
+    """Raise ArgumentError if a special token that the source's files state would lose its row."""
+    for key, ids in token_ids(source.folder).items():
+        several = ids if isinstance(ids, list) else [ids]
+        largest = max((each for each in several if each is not None), default=-1)
+        if rows <= largest < source.config.vocab_size:
+            raise ArgumentError(
+                f"--vocab-size {rows}: {key} is {ids} in {source.folder}: keep {largest + 1} rows "
+                "at least"
+            )
 
 
 def _check_tokenizer(source: Checkpoint, rows: int) -> None:

@@ -242,6 +242,11 @@ def test_vocabulary_rows_are_dropped_only_when_asked(checkpoint, tmp_path):
     assert make_plan(Checkpoint(small), FORMATS["griffin"], vocab_size=7).config.vocab_size == 7
     checkpoint = shutil.copytree(checkpoint, tmp_path / "without a tokenizer")
     (checkpoint / "tokenizer.json").unlink()
+    generation = checkpoint / "generation_config.json"
+    generation.write_text(json.dumps({"pad_token_id": 1010}))
+    with pytest.raises(ArgumentError, match="pad_token_id is 1010 in .*: keep 1011 rows at least"):
+        to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
+    generation.unlink()
     folder = to("griffin", checkpoint, tmp_path / "cut", vocab_size=1000)
     np.testing.assert_array_equal(Checkpoint(folder).numpy(name), whole.numpy(name)[:1000])
     assert json.loads((folder / MANIFEST_FILE).read_text())["vocab_rows_dropped"] == 24
