@@ -25,7 +25,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.overrides import Overrides
-from griffin_eval.errors import ArgumentError, CheckpointError, ProcessLost, is_out_of_memory
+from griffin_eval.errors import ArgumentError, ProcessLost, is_out_of_memory
 from griffin_eval.kernels.cpu.compiled import usable_cpus
 from griffin_eval.process import SPIN_COUNT, SPIN_VARIABLE, tune_process
 from griffin_eval.runners.identity import check_alike, identity
@@ -263,7 +263,7 @@ def load(checkpoint: Checkpoint, dtype: str, device: str | None, count: int) -> 
         reason = channel.reason(error)
         channel.close()
         raise reason from error
-    except CheckpointError:
+    except BaseException:  # an interrupt as well
         channel.close()
         raise
     return lead(mine, channel)
