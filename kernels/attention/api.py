@@ -52,7 +52,7 @@ def local_attention(
 
     Raises:
         NotImplementedError: The named implementation does not support this call.
-        ArgumentError: Shapes or devices do not match.
+        ArgumentError: Shapes, devices or dtypes do not match.
     """
     _check_shapes(q, keys, values, max_age, past, lengths, starts, remembered, newest)
     choice = choose(q, keys, values, lengths=lengths, starts=starts, impl=impl)
@@ -105,7 +105,7 @@ def _check_shapes(
     """Check that arrays belong together, since kernels would read beyond smaller ones.
 
     Raises:
-        ArgumentError: Shapes or devices do not match.
+        ArgumentError: Shapes, devices or dtypes do not match.
     """
     batch, length, heads, size = q.shape
     segments = len(lengths)
@@ -132,6 +132,7 @@ def _check_shapes(
             raise ArgumentError("packed segments (starts) must lie in one row")
         if remembered is None:
             raise ArgumentError("packed segments (starts) need remembered=")
+        _check_dtypes(q, remembered)
         kept = len(remembered.keys), past, joined
         expected = {
             "starts": (starts, (segments,)),
@@ -148,3 +149,14 @@ def _check_shapes(
         "lengths": (lengths, (segments,)),
     } | expected
     registry.check_shapes("q", q, expected)
+
+
+def _check_dtypes(q: Any, remembered: Remembered) -> None:
+    """Check the dtype of remembered keys and values, which the compiled kernel reads like q. In JAX
+    they may be stored as the bits of 16-bit floats, uint16."""
+    for name in ("keys", "values"):
+        dtype = getattr(remembered, name).dtype
+        if str(dtype) not in (str(q.dtype), "uint16"):
+            raise ArgumentError(
+                f"remembered.{name} must have the dtype of q, {q.dtype}, found {dtype}"
+            )

@@ -408,6 +408,9 @@ def test_what_does_not_belong_together_is_refused(framework):
             ArgumentError, match=f"remembered.{next(iter(wrong))} must have the shape"
         ):
             api.local_attention(*arrays, **layout, remembered=remembered._replace(**wrong))
+    narrow = remembered._replace(values=remembered.values.astype(np.float16))
+    with pytest.raises(ArgumentError, match="remembered.values must have the dtype of q"):
+        api.local_attention(*arrays, **layout, remembered=narrow)
 
 
 def test_reasons():
