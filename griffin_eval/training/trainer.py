@@ -25,6 +25,7 @@ from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.messages import listed
 from griffin_eval.runners.jax_runner import keep_compilations
+from griffin_eval.states.weights_hash import weights_sha256
 from griffin_eval.training.batches import batches, held_out_batches, processes_for
 from griffin_eval.training.held_out import compile_gates, held_out_metrics
 from griffin_eval.training.optimizer import make_optimizer, make_schedule
@@ -200,8 +201,7 @@ def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
                 values[name] *= scale
         return values
     with contextlib.closing(Checkpoint(run.start)) as checkpoint:
-        theirs = {n: list(spec.shape) for n, spec in param_specs(checkpoint.config).items()}
-        ours = {n: list(spec.shape) for n, spec in specs.items()}
+        theirs, ours = _described(checkpoint.config), _described(config)
         differing = [
             f"{name} {theirs.get(name, 'missing')} there, {ours.get(name, 'none')} in this run"
             for name in theirs | ours
@@ -209,6 +209,27 @@ def _first_weights(run: Run, config: GriffinConfig) -> dict[str, np.ndarray]:
         ]
         if differing:
             raise CheckpointError(
-                f"{run.start} has another shape ({listed(differing)}): give the run its sizes"
+                f"{run.start} differs from the model of this run ({listed(differing)}): give the "
+                "run its sizes, or name another checkpoint"
             )
-        return {name: checkpoint.numpy(name).astype(np.float32) for name in specs}
+        weights_sha256(checkpoint)  # refuses weights that differ from a checksum
+        values = {name: checkpoint.numpy(name).astype(np.float32) for name in specs}
+    not_finite = [name for name, value in values.items() if not np.isfinite(value).all()]
+    if not_finite:
+        raise CheckpointError(
+            f"{run.start}: expected finite weights, found NaN or infinity in {listed(not_finite)}: "
+            "name another checkpoint"
+        )
+    return values
+
+
+def _described(config: GriffinConfig) -> dict[str, Any]:
+    """Return the properties that a run and its first checkpoint must share: the fields that the
+    computation uses, except the window, and the shapes by canonical name."""
+    fields = ["embedding_scale", "logits_soft_cap", "hidden_activation", "norm_eps"]
+    if config.attends:
+        fields += ["num_heads", "rope_base", "rope_fraction"]
+    if "recurrent" in config.block_types:
+        fields.append("lru_constant")
+    described = {name: getattr(config, name) for name in fields}
+    return described | {name: list(spec.shape) for name, spec in param_specs(config).items()}

@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import griffin_eval
 from slow import examples
+from tiny_checkpoints import write_griffin
 
+from griffin_eval.api import convert
+from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.initializers import initial_value
@@ -229,6 +232,33 @@ def test_a_run_begins_with_the_weights_of_a_checkpoint(tmp_path):
     assert not wider.output.exists()
     with pytest.raises(CheckpointError, match="from .*first there, None asked for"):
         train_model(order_of(tmp_path, "again", length=16, window=4).run, again.output)
+
+
+def test_initial_weights_that_are_damaged_or_of_another_model_are_refused(tmp_path):
+    config, file, source = config_of(tmp_path), "model.safetensors", tmp_path / "source"
+    fields = {"embedding_scale": False, "hidden_activation": "silu", "logits_soft_cap": 0.0}
+    other = dataclasses.replace(config, **fields, lru_constant=2.0)
+    write_griffin(tmp_path / "other", other)
+    first = {name: initial_value(spec, 0) for name, spec in param_specs(config).items()}
+    write_griffin(
+        tmp_path / "nan", config, first | {"model.final_norm.weight": np.full(16, np.nan)}
+    )
+    convert(write_griffin(source, config), tmp_path / "changed", to="griffin")
+    (tmp_path / "changed" / file).write_bytes((tmp_path / "nan" / file).read_bytes())
+    for name, message in (
+        ("other", r"embedding_scale False there, True in this run.*lru_constant 2.0 there, 8.0 in"),
+        ("nan", "found NaN or infinity in model.final_norm.weight: name another checkpoint"),
+        ("changed", "griffin_manifest.json says"),
+    ):
+        run = order_of(tmp_path, "run", **{"from": tmp_path / name})
+        with pytest.raises(CheckpointError, match=message):
+            train_model(run.run, run.output)
+        assert not run.output.exists()
+
+
+def config_of(folder: Path) -> GriffinConfig:
+    """Return the config of the model of `order_of`."""
+    return order_of(folder, "run").run.recipe.config("griffin")
 
 
 @pytest.mark.slow
