@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from griffin_eval.cli.options import progress_on_terminal
-from griffin_eval.errors import ArgumentError, CheckpointError
+from griffin_eval.errors import BadInput
 from griffin_eval.training.options import FIELDS, option_type, read_options, read_queue
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def train(
     for options, method in zip(runs, methods, strict=True):
         try:
             typer.echo(_train(options, method))
-        except (ArgumentError, CheckpointError) as error:
+        except BadInput as error:
             if queue is None:
                 raise
             typer.echo(f"{options.output}: {error}", err=True)  # the next runs still start

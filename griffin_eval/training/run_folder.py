@@ -14,11 +14,12 @@ from flax import traverse_util
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.configs.own import config_json
+from griffin_eval.converters.files import writing
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.source.steps import FINISHED_FILE
 from griffin_eval.errors import CheckpointError
-from griffin_eval.json_files import read_json
-from griffin_eval.messages import first_line
+from griffin_eval.json_files import read_file, read_json, write_whole
+from griffin_eval.messages import brief, first_line
 from griffin_eval.training.batches import DATA
 from griffin_eval.training.options import Run
 from griffin_eval.training.recipes import Recipe
@@ -27,6 +28,7 @@ from griffin_eval.training.step import Params
 logger = logging.getLogger(__name__)
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
+_RESTORE = "restore the file, or name another folder"
 
 
 def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
@@ -46,21 +48,33 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
         raise CheckpointError(f"{folder} exists and is not a training run: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FINISHED_FILE).unlink(missing_ok=True)
-    file.write_text(json.dumps(settings, indent=2) + "\n")
+    _write_if_changed(file, json.dumps(settings, indent=2) + "\n")
     raw = config_json(config, FORMATS["griffin-orbax"], "float32")
-    (folder / CONFIG_FILE).write_text(json.dumps(raw, indent=2) + "\n")
+    _write_if_changed(folder / CONFIG_FILE, json.dumps(raw, indent=2) + "\n")
     DATA[run.recipe.name].write_tokenizer(folder)
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    """Write a file unless it holds this text, so that a full disk does not stop a continued run."""
+    content = text.encode()
+    if not path.is_file() or read_file(path) != content:
+        with writing(path):
+            write_whole(path, content)
 
 
 def _differing(stored: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Return a phrase for each setting that differs; missing settings have their default."""
-    defaults = {f"recipe.{field.name}": field.default for field in dataclasses.fields(Recipe)}
+    defaults = {
+        f"recipe.{field.name}": field.default
+        for field in dataclasses.fields(Recipe)
+        if field.default is not dataclasses.MISSING
+    }
     there, here = (
         defaults | {"from": None, "dtype": "float32"} | traverse_util.flatten_dict(fields, sep=".")
         for fields in (stored, expected)
     )
     return [
-        f"{key} {there[key]} there, {here[key]} asked for"
+        f"{key} {there.get(key, 'missing')} there, {here[key]} asked for"
         for key in here
         if there.get(key) != here[key]
     ]
@@ -97,8 +111,19 @@ def _is_no_wait_warning(record: logging.LogRecord) -> bool:
 def restore(
     manager: ocp.CheckpointManager, step: int, params: Params, state: Any
 ) -> tuple[Params, Any]:
-    """Return parameters and optimizer state of a checkpoint, sharded like the given ones."""
-    items = manager.restore(step, args=_items(ocp.args.StandardRestore, params, state))
+    """Return parameters and optimizer state of a checkpoint, sharded like the given ones.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged.
+    """
+    try:
+        items = manager.restore(step, args=_items(ocp.args.StandardRestore, params, state))
+    except (OSError, ValueError, KeyError) as error:  # KeyError: an item is missing
+        reason, *_ = first_line(error).partition(" [tensorstore_spec")
+        raise CheckpointError(
+            f"{manager.directory / str(step)} cannot be read ({reason}): remove this "
+            "folder and run the command again, which continues from the checkpoint before it"
+        ) from error
     restored: Any = traverse_util.flatten_dict(items["params"], sep=".")
     leaves = [items["optimizer"][str(i)] for i in range(len(jax.tree.leaves(state)))]
     return restored, jax.tree.unflatten(jax.tree.structure(state), leaves)
@@ -115,25 +140,41 @@ def lines_until(path: Path, step: int) -> list[dict[str, Any]]:
     """Return the lines of metrics up to a checkpoint's step, and remove later ones from the file.
 
     Raises:
-        CheckpointError: The file has no line of that step.
+        CheckpointError: The file has no line of that step, or cannot be read.
     """
     lines = read_metrics(path) if path.is_file() else []
     kept = [line for line in lines if line["step"] <= step]
     if step and (not kept or kept[-1]["step"] != step):
         raise CheckpointError(
-            f"{path} has no line of step {step}, whose checkpoint exists: restore the file, or "
-            "name another folder"
+            f"{path} has no line of step {step}, whose checkpoint exists: {_RESTORE}"
         )
-    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    _write_if_changed(path, "".join(json.dumps(line) + "\n" for line in kept))
     return kept
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ``metrics.jsonl``, without incomplete ones, which cause a warning."""
+    """Return the lines of a ``metrics.jsonl``, without incomplete ones, which cause a warning.
+
+    Raises:
+        CheckpointError: The file is not UTF-8, or a line is not an object with a ``step``.
+    """
+    try:
+        text = read_file(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path}: expected UTF-8, found other bytes at {error.start}: {_RESTORE}"
+        ) from None
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         try:
-            lines.append(json.loads(line))
+            value = json.loads(line)
         except json.JSONDecodeError:
             logger.warning("%s: an incomplete line is left out", path)
+            continue
+        if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+            raise CheckpointError(
+                f"{path}, line {number}: expected a JSON object with the whole number step, found "
+                f"{brief(value)}: {_RESTORE}"
+            )
+        lines.append(value)
     return lines

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from xla_options import QUICK_COMPILE
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.source.steps import FINISHED_FILE
-from griffin_eval.errors import CheckpointError
+from griffin_eval.errors import BadInput, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.tasks.long_text import documents
@@ -33,7 +34,7 @@ from griffin_eval.training.batches import (
 )
 from griffin_eval.training.optimizer import make_optimizer
 from griffin_eval.training.recipes import RECIPES
-from griffin_eval.training.run_folder import Run, read_metrics
+from griffin_eval.training.run_folder import Run, lines_until, prepare_folder, read_metrics
 from griffin_eval.training.step import Method, compile_update
 from griffin_eval.training.trainer import train_model
 
@@ -234,6 +235,49 @@ def test_lines_of_steps_that_were_lost_are_removed(tmp_path):
         train_model(run, tmp_path / "run", save_every=2)
     with pytest.raises(CheckpointError, match="recipe.steps 4 there, 3 asked for"):
         train_model(small_run("hawk", steps=3, layers=1), tmp_path / "run")
+
+
+def test_a_continued_run_rewrites_no_file_partly(tmp_path, monkeypatch):
+    folder, run = tmp_path / "run", small_run("hawk", steps=2, layers=1)
+    train_model(run, folder, save_every=2)
+    metrics, kept = folder / "metrics.jsonl", (folder / "metrics.jsonl").read_bytes()
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("griffin_eval.json_files.os.fsync", full)
+    prepare_folder(
+        run, run.recipe.config("hawk"), folder
+    )  # writes neither run.json nor config.json
+    assert [line["step"] for line in lines_until(metrics, 2)] == [2]
+    metrics.write_bytes(kept + b'{"step": 4}\n')
+    with pytest.raises(BadInput, match=r"metrics.jsonl cannot be written: No space left"):
+        lines_until(metrics, 2)
+    assert metrics.read_bytes() == kept + b'{"step": 4}\n'
+
+
+def test_a_damaged_run_is_refused(tmp_path):
+    folder, run = tmp_path / "run", small_run("hawk", steps=2, layers=1)
+    train_model(run, folder, save_every=2)
+    for name, content, message in (
+        (
+            "run.json",
+            b'{"recipe": "x"}',
+            "belongs to another run .*model missing there, hawk asked",
+        ),
+        ("metrics.jsonl", b"{}\n", "line 1: expected a JSON object with the whole number step"),
+        ("metrics.jsonl", b"3\n", "line 1: expected a JSON object .*, found 3"),
+        ("metrics.jsonl", b"\xff\n", "metrics.jsonl: expected UTF-8, found other bytes at 0"),
+        ("2/params/_METADATA", b"{", "run/2 cannot be read .*: remove this folder and run"),
+    ):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            train_model(run, folder, save_every=2)
+        (folder / name).write_bytes(whole)
+    shutil.rmtree(folder / "2" / "optimizer")
+    with pytest.raises(CheckpointError, match=r"run/2 cannot be read .*optimizer"):
+        train_model(run, folder, save_every=2)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
