@@ -39,6 +39,7 @@ class Data(NamedTuple):
     write_tokenizer: Callable[[Path], None] = byte_texts.write_byte_tokenizer
     held_out: Draw | None = None  # None for the last of ``draws``
     text: Callable[[], bytes] | None = None  # source of rows that are parts of a text
+    held_out_text: Callable[[], bytes] | None = None  # source of test rows, if it is another text
 
 
 def _mixed(rng: np.random.Generator, length: int) -> Batch:
@@ -83,6 +84,7 @@ DATA = {
         (functools.partial(byte_texts.text, scored=True),),
         held_out=functools.partial(byte_texts.text, scored=True, source=byte_texts.held_out),
         text=byte_texts.corpus,
+        held_out_text=byte_texts.held_out,
     ),
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
+from griffin_eval.json_files import parse_json
 from griffin_eval.messages import brief, first_line
 from griffin_eval.training.recipes import (
     MIN_LENGTH,
@@ -129,6 +130,7 @@ class TrainOptions:
             if value is not None:
                 object.__setattr__(self, field.name, _checked(field, value))
         self.run.recipe.config(self.model)  # raises an error for incompatible sizes
+        _check_length(self.run.recipe)
 
     @functools.cached_property
     def run(self) -> Run:
@@ -156,6 +158,19 @@ class TrainOptions:
         return None if self.keep == "all" else int(self.keep)
 
 
+def _check_length(recipe: Recipe) -> None:
+    """Raise ArgumentError if sequences are longer than the texts that they are parts of."""
+    from griffin_eval.training.batches import DATA
+
+    data = DATA[recipe.name]
+    sizes = [len(text()) for text in (data.text, data.held_out_text) if text is not None]
+    if sizes and recipe.length >= min(sizes):
+        raise ArgumentError(
+            f"--length must be below the {min(sizes)} bytes of the text of the recipe "
+            f"{recipe.name}, found {recipe.length}"
+        )
+
+
 FIELDS = {field.name.rstrip("_"): field for field in dataclasses.fields(TrainOptions)}
 _NEEDED = [name for name, field in FIELDS.items() if field.default is MISSING]
 
@@ -172,8 +187,12 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
     types, words = _TYPES[kind]
     holds, words = field.metadata["rule"] or (lambda value: True, words)
     if isinstance(value, types) and isinstance(value, bool) == (kind is bool):
-        if holds(kind(value)):
-            return kind(value)
+        try:
+            converted = kind(value)
+        except OverflowError:  # an integer beyond the range of floats
+            converted = math.inf
+        if holds(converted):
+            return converted
     raise ArgumentError(f"{_shown(field.name)} must be {words}, found {brief(value)}")
 
 
@@ -225,12 +244,9 @@ def read_queue(path: Path, shared: Mapping[str, Any] = {}) -> list[TrainOptions]
 
 def _object(line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ArgumentError(f"expected a JSON object, found none ({error.msg})") from None
-    if not isinstance(value, dict):
-        raise ArgumentError(f"expected a JSON object, found {brief(value)}")
-    return value
+        return parse_json(line.encode())
+    except ValueError as error:
+        raise ArgumentError(f"expected a JSON object, found {error}") from None
 
 
 def command(settings: Mapping[str, Any], steps: int, until: float | None = None) -> str:

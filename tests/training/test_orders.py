@@ -292,8 +292,16 @@ def test_a_queue_with_a_run_that_cannot_be_is_refused(tmp_path):
         ('{"recipe": "bytes", "model": "hawk", "output": "x", "heads": 3}', "gate_blocks (3) must"),
         ('{"recipe": "bytes", "model": "hawk", "output": "x", "schedule": "step"}', "cosine or"),
         ('{"recipe": "bytes", "model": "hawk", "output": "a"}', "the output a too"),
-        ("[1]", "expected a JSON object, found [1]"),
-        ("{", "expected a JSON object, found none"),
+        ("[1]", "expected a JSON object, found a JSON list"),
+        ("{", "expected a JSON object, found no JSON"),
+        ('{"recipe": "bytes", "recipe": "text"}', "found the key 'recipe' twice"),
+        ("[" * 100_000, "found JSON nested too deeply"),
+        ('{"seed": 1' + "0" * 5000 + "}", "found Exceeds the limit"),
+        (
+            '{"recipe": "bytes", "model": "hawk", "output": "x", "learning_rate": 1%s}'
+            % ("0" * 400),
+            "--learning-rate must be a number above 0",
+        ),
     ):
         file = tmp_path / "queue.jsonl"
         file.write_text('{"recipe": "bytes", "model": "hawk", "output": "a"}\n\n' + line + "\n")

@@ -312,6 +312,8 @@ REFUSED = [
     (("byte", "--model", "griffin"), "unknown recipe 'byte': expected one of"),
     (("bytes", "--model", "hawke"), "did you mean 'hawk'?"),
     (("bytes", "--model", "hawk", "--length", "7"), "--length must be at least 8, found 7"),
+    (("text", "--model", "hawk", "--length", "5000000"), "bytes of the text of the recipe text"),
+    (("bytes", "--model", "hawk", "--length", "50000000"), "--length must be below the"),
     (("bytes", "--model", "hawk", "--learning-rate", "0"), "a number above 0, found 0"),
     (("bytes", "--model", "hawk", "--learning-rate", "inf"), "above 0, found inf"),
     (("bytes", "--model", "hawk", "--dtype", "float16"), "float32 or bfloat16, found"),
