@@ -19,11 +19,17 @@ class Launch(NamedTuple):
 
     @classmethod
     def of_environment(cls) -> "Launch":
-        """Read the launcher's environment variables; without a launcher there is one process."""
+        """Read the launcher's environment variables; without a launcher there is one process.
+        Raises ArgumentError for a value that is no whole number."""
         names = ("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")
-        rank, local_rank, world_size, local_world_size = (
-            int(os.environ.get(name, default)) for name, default in names
-        )
+        values = {name: os.environ.get(name, default) for name, default in names}
+        for name, value in values.items():
+            if not value.isdecimal():
+                raise ArgumentError(
+                    f"the environment variable {name} must be a whole number, found {value!r}: "
+                    "unset it, or start the processes with torchrun or accelerate launch"
+                )
+        rank, local_rank, world_size, local_world_size = map(int, values.values())
         return cls(rank, local_rank, world_size, local_world_size) if world_size > 1 else cls()
 
     def shared_by(self, processes: int, replicas: int | None) -> "Launch":

@@ -220,6 +220,13 @@ def test_each_process_has_a_device_of_its_own(monkeypatch):
         launch._replace(local_world_size=2).device(None, 1)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert Launch.of_environment().device("cuda:0", 0) == "cuda:0"
+    for name, value in (("RANK", "x"), ("WORLD_SIZE", "")):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            with pytest.raises(
+                ArgumentError, match=f"{name} must be a whole number, found {value!r}"
+            ):
+                Launch.of_environment()
 
 
 def test_what_does_not_fit_the_processes_is_refused(checkpoint, monkeypatch):
