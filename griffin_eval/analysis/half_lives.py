@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.checkpoint import Checkpoint, warn_not_finite
 
 CHUNK = 512  # tokens of one step
 BINS = 50  # bins of the histogram of r_t, from 0 to 1
@@ -53,9 +53,9 @@ def decay_rates(checkpoint: Checkpoint) -> list[ChannelDecay]:
     for number, kind in enumerate(checkpoint.config.block_types):
         if kind != "recurrent":
             continue
-        rate = checkpoint.config.lru_constant * np.logaddexp(
-            0, _read(checkpoint, number, "recurrent_param")
-        )
+        param = _read(checkpoint, number, "recurrent_param")
+        with np.errstate(invalid="ignore"):  # NaN, which `_read` reports
+            rate = checkpoint.config.lru_constant * np.logaddexp(0, param)
         layers.append(ChannelDecay(number, rate, mean_gate=None, histogram=None))
     return layers
 
@@ -192,8 +192,11 @@ def quantiles(values: np.ndarray) -> dict[str, float]:
 
 
 def _read(checkpoint: Checkpoint, layer: int, name: str) -> np.ndarray:
-    """Return a parameter of an RG-LRU in float64, zeros for an absent bias."""
+    """Return a parameter of an RG-LRU in float64, zeros for an absent bias. Logs a
+    warning if it is not finite."""
     config, whole = checkpoint.config, f"model.layers.{layer}.temporal_block.rg_lru.{name}"
     if name.removesuffix("_bias") in config.absent_biases:
         return np.zeros((config.gate_blocks, config.recurrent_channels // config.gate_blocks))
-    return checkpoint.numpy(whole).astype(np.float64)
+    value = checkpoint.numpy(whole).astype(np.float64)
+    warn_not_finite(whole, int((~np.isfinite(value)).sum()), value.size)
+    return value

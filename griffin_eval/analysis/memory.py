@@ -9,6 +9,7 @@ import numpy as np
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
 from griffin_eval.analysis.half_lives import ChannelDecay, decay_rates, measure, summary
+from griffin_eval.converters.checkpoint import collect_not_finite
 from griffin_eval.errors import ArgumentError
 from griffin_eval.opened import OpenModel
 from griffin_eval.text.tokenizer import encode_with_bos
@@ -49,6 +50,9 @@ def memory_of(
 ) -> Memory:
     """Measure the half-lives of a model, and compute its sizes.
 
+    Raises ArgumentError for an unusable text or number of tokens, and CheckpointError for weights
+    that are not finite.
+
     Args:
         name: Name of the checkpoint in the numbers.
         text: Text on which the gates are measured; None for Python's manual.
@@ -56,8 +60,17 @@ def memory_of(
         tokens: Largest number of tokens to read; with 0 no gate is measured and no weight loaded.
         progress: Function called after each step with its number of tokens.
     """
-    if "recurrent" not in model.checkpoint.config.block_types or not tokens:
-        layers = decay_rates(model.checkpoint)
+    if tokens < 0:
+        raise ArgumentError(f"tokens must be 0 or more, found {tokens}")
+    recurrent = "recurrent" in model.checkpoint.config.block_types
+    if text is not None and not recurrent:
+        raise ArgumentError(
+            f"{name} has no recurrent block, whose gates are measured on a text: leave out the text"
+        )
+    if not recurrent or not tokens:
+        with collect_not_finite() as not_finite:
+            layers = decay_rates(model.checkpoint)
+        model.check_finite(not_finite)
         return Memory(_numbers(name, model, None, layers), layers)
     if text is None:
         from pydoc_data.topics import topics

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
 from griffin_eval.analysis.half_lives import CHUNK, ChannelDecay, decay_rates, measure, summary
+from griffin_eval.api import memory
 from griffin_eval.cli.main import app
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -246,6 +247,27 @@ def test_bad_input(checkpoint, tmp_path):
         (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
         with pytest.raises(error, match=message):
             run(checkpoint, *(a.replace("{tmp}", str(tmp_path)) for a in arguments))
+
+
+def test_a_negative_number_of_tokens_is_refused(checkpoint):
+    with pytest.raises(ArgumentError, match="tokens must be 0 or more, found -1"):
+        memory(checkpoint, tokens=-1)
+
+
+def test_a_text_for_a_model_without_recurrence_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="has no recurrent block"):
+        memory(write(tmp_path, MODELS["mqa"]), text="a text")
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("parameter", [np.nan, np.inf])
+def test_rates_that_are_not_finite_are_refused(endless, parameter):
+    tensors = load_file(endless / "model.safetensors")
+    name = "model.layers.0.temporal_block.rg_lru.recurrent_param"
+    tensors[name][:] = parameter
+    save_file(tensors, endless / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name}: .* weights are NaN or infinite"):
+        run(endless, "--tokens", 0)
 
 
 def test_without_a_tokenizer(tmp_path):
