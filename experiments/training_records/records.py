@@ -27,7 +27,7 @@ def record(order: TrainOptions) -> dict[str, Any]:
     last line of metrics.
     """
     lines = read_metrics(order.output / METRICS_FILE)
-    settings = order.run.settings()
+    settings = order.run.settings(order.save_every)
     if "from" in settings:
         settings["from"] = _name(Path(settings["from"]))
     curves = {

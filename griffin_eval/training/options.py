@@ -38,10 +38,11 @@ class Run:
     start: Path | None = None  # checkpoint with the initial weights
     dtype: str = "float32"  # computations of a step; stored weights and moments are float32
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, save_every: int) -> dict[str, Any]:
         """Return the contents of ``run.json``, with a hash in place of a training text.
 
-        The number of steps is included if earlier steps depend on it.
+        The number of steps is included if earlier steps depend on it, and ``save_every``, the
+        number of steps between two tests, if their accuracy ends a stage.
         """
         from griffin_eval.training.batches import DATA
 
@@ -55,6 +56,8 @@ class Run:
             settings["from"] = str(self.start)
         if self.dtype != "float32":
             settings["dtype"] = self.dtype
+        if self.recipe.advance is not None and self.recipe.curriculum:
+            settings["save_every"] = save_every
         return json.loads(json.dumps(settings))
 
 
@@ -252,7 +255,7 @@ def _object(line: str) -> dict[str, Any]:
 def command(settings: Mapping[str, Any], steps: int, until: float | None = None) -> str:
     """Return the command that repeats a run, from its ``run.json``, without its output."""
     stored = settings["recipe"]
-    default = Run(recipe=recipe_named(stored["name"]), model="", seed=0).settings()["recipe"]
+    default = Run(recipe=recipe_named(stored["name"]), model="", seed=0).settings(1)["recipe"]
     options = {"model": settings["model"], "seed": settings["seed"], "steps": steps}
     if "steps" in stored:  # learning rates depend on the planned number
         options |= {"steps": stored["steps"], "until": until}
@@ -261,7 +264,8 @@ def command(settings: Mapping[str, Any], steps: int, until: float | None = None)
     if "tokens" in changed:
         options["rows"] = max(1, stored["tokens"] // stored["length"])
     options |= {name: value for name, value in changed.items() if name in FIELDS}
-    options |= {name: settings[name] for name in ("from", "dtype") if name in settings}
+    kept = ("from", "dtype", "save_every")
+    options |= {name: settings[name] for name in kept if name in settings}
     words = ["griffin-eval train", stored["name"]]
     for name, value in options.items():
         if name == "curriculum":

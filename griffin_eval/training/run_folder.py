@@ -31,13 +31,13 @@ RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 _RESTORE = "restore the file, or name another folder"
 
 
-def prepare_folder(run: Run, config: GriffinConfig, folder: Path) -> None:
-    """Create the folder of a run, or check that it belongs to this run.
+def prepare_folder(run: Run, config: GriffinConfig, folder: Path, save_every: int) -> None:
+    """Create the folder of a run, or check that it belongs to this run with its tests.
 
     Raises:
         CheckpointError: The folder belongs to another run, or to none.
     """
-    file, settings = folder / RUN_FILE, run.settings()
+    file, settings = folder / RUN_FILE, run.settings(save_every)
     if file.is_file():
         differing = _differing(read_json(file), settings)
         if differing:
@@ -69,9 +69,10 @@ def _differing(stored: dict[str, Any], expected: dict[str, Any]) -> list[str]:
         for field in dataclasses.fields(Recipe)
         if field.default is not dataclasses.MISSING
     }
+    # Earlier versions did not store save_every.
+    defaults |= {"from": None, "dtype": "float32", "save_every": expected.get("save_every")}
     there, here = (
-        defaults | {"from": None, "dtype": "float32"} | traverse_util.flatten_dict(fields, sep=".")
-        for fields in (stored, expected)
+        defaults | traverse_util.flatten_dict(fields, sep=".") for fields in (stored, expected)
     )
     return [
         f"{key} {there.get(key, 'missing')} there, {here[key]} asked for"

@@ -81,7 +81,7 @@ def train_model(
     """
     recipe, config = run.recipe, run.recipe.config(run.model)
     weights = _first_weights(run, config)
-    prepare_folder(run, config, folder)
+    prepare_folder(run, config, folder, save_every)
     keep_compilations()
     model = _Model(run, weights, method)
     kept = ocp.CheckpointManagerOptions(max_to_keep=keep)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from griffin_eval.training.held_out import held_out_metrics
 from griffin_eval.training.optimizer import make_optimizer, make_schedule
 from griffin_eval.training.options import command, read_options, read_queue
 from griffin_eval.training.recipes import RECIPES, Batch
-from griffin_eval.training.run_folder import Run, read_metrics
+from griffin_eval.training.run_folder import Run, prepare_folder, read_metrics
 from griffin_eval.training.trainer import is_finished, train_model
 
 ORDER = {"recipe": "selective_copy", "model": "griffin", "output": "run"}
@@ -216,6 +217,16 @@ def test_stages_of_an_adaptive_recipe_wait_for_their_accuracy(tmp_path):
     assert stages == {0.0: [(0, 8), (1, 16), (2, 32)], 1.1: [(0, 8)] * 3}
 
 
+def test_an_adaptive_run_goes_on_with_tests_as_often(tmp_path):
+    for recipe, message in (("phonebook", "save_every 100 there, 50 asked for"), ("bytes", None)):
+        run, folder = read_options(ORDER | {"recipe": recipe}).run, tmp_path / recipe
+        prepare_folder(run, run.recipe.config("griffin"), folder, 100)
+        prepare_folder(run, run.recipe.config("griffin"), folder, 100)
+        refused = pytest.raises(CheckpointError, match=message) if message else nullcontext()
+        with refused:
+            prepare_folder(run, run.recipe.config("griffin"), folder, 50)
+
+
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_of_a_checkpoint(tmp_path):
     first = order_of(tmp_path, "first", steps=1)
@@ -328,7 +339,7 @@ def test_the_command_of_a_run_makes_the_same_run():
     ]
     for options in orders:
         run = read_options(options).run
-        words = command(run.settings(), run.recipe.steps).split()[2:]
+        words = command(run.settings(100), run.recipe.steps).split()[2:]
         assert words[0] == options["recipe"]
         again: dict = {"recipe": words[0], "output": "run"}
         for word, value in zip(words[1:], [*words[2:], "--"], strict=True):
@@ -338,12 +349,13 @@ def test_the_command_of_a_run_makes_the_same_run():
             given = not word.startswith("--no-") if value.startswith("--") else json_or_text(value)
             again[name] = given
         assert read_options(again).run == run
+        assert read_options(again).save_every == 100
 
 
 def test_the_command_of_a_run_that_ended_early_has_its_whole_schedule():
-    settings = read_options(ORDER | {"schedule": "falling", "steps": 4500}).run.settings()
+    settings = read_options(ORDER | {"schedule": "falling", "steps": 4500}).run.settings(100)
     assert "--steps 4500 --until 0.99" in command(settings, 4400, 0.99)
-    settings = read_options(ORDER | {"schedule": "constant", "steps": 4500}).run.settings()
+    settings = read_options(ORDER | {"schedule": "constant", "steps": 4500}).run.settings(100)
     assert "--steps 4400" in command(settings, 4400, 0.99)
 
 

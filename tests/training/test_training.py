@@ -246,9 +246,8 @@ def test_a_continued_run_rewrites_no_file_partly(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("griffin_eval.json_files.os.fsync", full)
-    prepare_folder(
-        run, run.recipe.config("hawk"), folder
-    )  # writes neither run.json nor config.json
+    # This writes neither run.json nor config.json.
+    prepare_folder(run, run.recipe.config("hawk"), folder, 2)
     assert [line["step"] for line in lines_until(metrics, 2)] == [2]
     metrics.write_bytes(kept + b'{"step": 4}\n')
     with pytest.raises(BadInput, match=r"metrics.jsonl cannot be written: No space left"):
