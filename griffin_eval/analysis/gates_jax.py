@@ -8,17 +8,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.model_jax.griffin import Griffin
 from griffin_eval.model_jax.hooks import record_temporal
-from griffin_eval.model_jax.loading import load
 from griffin_eval.model_jax.state import State
-from griffin_eval.runners.jax_runner import choose_device
-
-
-def load_model(checkpoint: Checkpoint, device: str | None) -> Griffin:
-    """Load the model in the dtype of the checkpoint, on a device named as in the framework."""
-    return load(checkpoint, device=choose_device(device))
 
 
 def layer_values(

@@ -7,16 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.model_torch.griffin import Griffin
 from griffin_eval.model_torch.hooks import record_temporal
-from griffin_eval.model_torch.loading import load
-from griffin_eval.runners.torch_runner import choose_device
-
-
-def load_model(checkpoint: Checkpoint, device: str | None) -> Griffin:
-    """Load the model in the dtype of the checkpoint, on a device named as in the framework."""
-    return load(checkpoint, device=choose_device(device)).eval()
 
 
 def twin_of(model: Griffin) -> Any:

@@ -65,23 +65,19 @@ def measure(
     ids: np.ndarray,
     *,
     framework: str,
-    device: str | None = None,
-    model: Any = None,
+    model: Any,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> list[ChannelDecay]:
     """Return the recurrent layers in order, with their gates on a text read as one document.
 
     Args:
-        checkpoint: Checkpoint of the model, which runs in its own dtype; gates are computed in
-            float32.
+        checkpoint: Checkpoint of the model; gates are computed in float32.
         ids: int [T], T ≥ 2, tokens of the document, with BOS if the model expects it.
         framework: ``torch`` or ``jax``.
-        device: Name of the device in the framework; None for its default.
-        model: Loaded model, which keeps its dtype; None to load it.
+        model: Loaded model, which runs in its dtype.
         progress: Function called after each step with its number of tokens.
     """
     own: Any = importlib.import_module(f"griffin_eval.analysis.gates_{framework}")
-    model = own.load_model(checkpoint, device) if model is None else model
     layers = decay_rates(checkpoint)
     gates = [gate_parameters(checkpoint, layer.number, "recurrent_gate") for layer in layers]
     sums = [np.zeros(len(layer.rate)) for layer in layers]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from griffin_eval.analysis.cache_sizes import cache_sizes, parameter_bytes
 from griffin_eval.analysis.half_lives import CHUNK, ChannelDecay, decay_rates, measure, summary
-from griffin_eval.api import memory
+from griffin_eval.api import load, memory
 from griffin_eval.cli.main import app
 from griffin_eval.config import PRESETS, GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
@@ -81,8 +81,9 @@ def reference(equations, ids):
 def test_measured_half_lives_equal_the_equations(framework, checkpoint, ids, reference):
     assert len(ids) % CHUNK > 0 < len(ids) // CHUNK
     read = []
+    model = load(checkpoint, framework=framework, device="cpu")
     layers = measure(
-        Checkpoint(checkpoint), ids, framework=framework, device="cpu", progress=read.append
+        Checkpoint(checkpoint), ids, framework=framework, model=model, progress=read.append
     )
     assert read == [CHUNK, len(ids) - CHUNK]
     assert [layer.number for layer in layers] == list(reference) == [0, 1, 3, 4]

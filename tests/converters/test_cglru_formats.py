@@ -16,6 +16,7 @@ from xla_options import QUICK_COMPILE
 
 from griffin_eval import verify
 from griffin_eval.analysis.half_lives import decay_rates, measure
+from griffin_eval.api import load
 from griffin_eval.config import PRESETS
 from griffin_eval.converters.checkpoint import Checkpoint, Overrides
 from griffin_eval.converters.convert import convert_checkpoint
@@ -142,10 +143,11 @@ def test_half_lives_are_of_complex_channels(griffin, framework):
     from importlib import import_module
 
     checkpoint, ids, params = Checkpoint(griffin), tokens(CONFIG, 1, 12)[0], weights(CONFIG)
-    found = measure(checkpoint, ids, framework=framework)
+    model = load(checkpoint, framework=framework)
+    found = measure(checkpoint, ids, framework=framework, model=model)
     assert [layer.number for layer in found] == [0, 1, 3]
     trace = import_module(f"griffin_eval.analysis.gates_{framework}")
-    (values,) = trace.layer_values(trace.load_model(checkpoint, None), ids, 12)
+    (values,) = trace.layer_values(model, ids, 12)
     inputs = [layer["x"] for layer in values if "x" in layer]
     for layer, x, unmeasured in zip(found, inputs, decay_rates(checkpoint), strict=True):
         lru = f"model.layers.{layer.number}.temporal_block.rg_lru."

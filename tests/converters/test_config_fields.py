@@ -17,6 +17,7 @@ from tiny_checkpoints import CONFIG, write_griffin, write_source
 
 import griffin_eval
 from griffin_eval.analysis.half_lives import decay_rates, measure
+from griffin_eval.api import load
 from griffin_eval.config import ADDED, BIASED
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import CheckpointError
@@ -137,7 +138,8 @@ def test_half_lives_know_the_constant_and_absent_biases(framework, tmp_path):
     save_file(zeros, tmp_path / "zeros" / "model.safetensors")
     ids = tokens(config, 1, 30)[0]
     found, right = (
-        measure(Checkpoint(each), ids, framework=framework) for each in (folder, tmp_path / "zeros")
+        measure(Checkpoint(each), ids, framework=framework, model=load(each, framework=framework))
+        for each in (folder, tmp_path / "zeros")
     )
     for mine, theirs in zip(found, right, strict=True):
         np.testing.assert_allclose(mine.mean_gate, theirs.mean_gate, rtol=1e-5)
