@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,12 +16,14 @@ from griffin_eval.converters.adapters.changes import Change
 from griffin_eval.converters.adapters.merge import holds, merged, plan_merge
 from griffin_eval.converters.chunk_sums import ChunkSums
 from griffin_eval.converters.codecs.decode import quantised
+from griffin_eval.converters.files import checked_pieces
 from griffin_eval.converters.formats import Format
 from griffin_eval.converters.inspection import inspect
 from griffin_eval.converters.naming.parameters import Parameter, parameters_of
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, recorded
 from griffin_eval.converters.overrides import NO_OVERRIDES, Overrides
+from griffin_eval.converters.source.hub import check_files
 from griffin_eval.converters.tensors import (
     PIECE_BYTES,
     LazyTensor,
@@ -178,18 +179,21 @@ class Checkpoint:
         if not check or stored is None or stored.crc32 is None:
             yield from tensor.pieces(nbytes)
             return
-        if tensor is not stored:
-            yield from tensor.pieces(nbytes)
-        found = 0
-        for piece in stored.pieces(nbytes):
-            found = zlib.crc32(bytes_of(piece), found)
-            if tensor is stored:
-                yield piece
-        if found != stored.crc32:
-            raise CheckpointError(
-                f"{self.path}: {foreign} has the CRC-32 {found:08x}, and the file says "
-                f"{stored.crc32:08x}: it is damaged; download or save it again"
-            )
+        checked = checked_pieces(stored, foreign, self.path, nbytes)
+        if tensor is stored:
+            yield from checked
+            return
+        yield from tensor.pieces(nbytes)
+        for _ in checked:
+            pass
+
+    def check_files(self) -> None:
+        """Raise CheckpointError if a file of the model or of its adapters is not the hub's, or if
+        an adapter's tensor does not match its CRC-32."""
+        adapted = (file for adapter in self.adapters for file in adapter.files)
+        check_files([*self.container.files(), *adapted])
+        for adapter in self.adapters:
+            adapter.check_tensors()
 
     def sha256(
         self, name: str, check: bool = True, seen: Callable[[int], None] = lambda nbytes: None

@@ -31,7 +31,6 @@ from griffin_eval.converters.output.manifest import checksums, mismatch, write_m
 from griffin_eval.converters.output.remote import RemoteOutput
 from griffin_eval.converters.plan import MAX_SHARD_SIZE, Plan, Write
 from griffin_eval.converters.source.companions import TOKENIZERS, tokenizer_folder
-from griffin_eval.converters.source.hub import check_files
 from griffin_eval.converters.tensors import (
     LazyTensor,
     assembled,
@@ -133,7 +132,7 @@ def _checked_against(plan: Plan) -> str:
     """Return in words what the source is checked against. The files' checksums, such as the hub's,
     are compared at once."""
     source = plan.source
-    check_files(source.container.files())
+    source.check_files()
     if plan.recorded:
         return f"{len(plan.recorded)} parameters"
     return ", ".join(checksums(source)) or "nothing"

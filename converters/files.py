@@ -5,6 +5,7 @@ import math
 import mmap
 import os
 import weakref
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from griffin_eval.converters.tensors import (
     ITEM_BYTES,
+    PIECE_BYTES,
     LazyTensor,
     Region,
     Shape,
+    bytes_of,
     flattened,
     numpy_dtype,
 )
@@ -123,6 +126,22 @@ def span(shape: Shape, strides: Shape) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
 
 
+def checked_pieces(
+    tensor: LazyTensor, name: str, path: Path, nbytes: int = PIECE_BYTES
+) -> "Iterator[np.ndarray]":
+    """Yield the pieces of a tensor; after the last one, raise CheckpointError if they do not match
+    its CRC-32. ``name`` and ``path`` are for the message."""
+    crc32 = 0
+    for piece in tensor.pieces(nbytes):
+        crc32 = zlib.crc32(bytes_of(piece), crc32)
+        yield piece
+    if tensor.crc32 not in (None, crc32):
+        raise CheckpointError(
+            f"{path}: {name} has the CRC-32 {crc32:08x}, and the file says {tensor.crc32:08x}: it "
+            "is damaged; download or save it again"
+        )
+
+
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
     """Turn the system's errors about reading a path into CheckpointErrors in sentences."""
@@ -176,8 +195,6 @@ def write_array(
     Raises:
         ValueError: a phrase about the chunks: another dtype, too many or too few elements.
     """
-    import zlib
-
     end = start + math.prod(shape) * dtype.itemsize
     at, crc = start, 0
     for chunk in chunks:

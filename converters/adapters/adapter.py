@@ -20,7 +20,7 @@ import numpy as np
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.containers.safetensors.reader import open_safetensors
 from griffin_eval.converters.containers.torch_pt.reader import open_torch, torch_files
-from griffin_eval.converters.files import reading
+from griffin_eval.converters.files import checked_pieces, reading
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import list_folder, read_json
 from griffin_eval.messages import brief, listed
@@ -271,6 +271,13 @@ class Adapter:
     def record(self) -> dict[str, Any]:
         """Return the adapter's entry in manifests and results."""
         return {"path": str(self.folder), "weight": self.weight, "sha256": self.sha256}
+
+    def check_tensors(self) -> None:
+        """Raise CheckpointError if a tensor does not match its CRC-32."""
+        for name, tensor in self.container.tensors.items():
+            if tensor.crc32 is not None:
+                for _ in checked_pieces(tensor, name, self.file):
+                    pass
 
     def array(self, name: str, dtype: str) -> np.ndarray:
         """Return a tensor, copied in a dtype; CheckpointError if it holds NaN or infinity, or

@@ -13,7 +13,7 @@ from griffin_eval.converters.chunk_sums import ChunkSums
 from griffin_eval.converters.containers.registry import CONTAINERS
 from griffin_eval.converters.files import write_file
 from griffin_eval.converters.formats import FORMATS, Format
-from griffin_eval.converters.source.hub import check_files, hub_sha256
+from griffin_eval.converters.source.hub import hub_sha256
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import list_folder, parse_json, read_file
 from griffin_eval.messages import is_sha256
@@ -165,7 +165,7 @@ def check(
         if path.is_file():
             found = f"{checkpoint.path} has no checksums, and {path} is of other weights there"
         raise CheckpointError(f"{found}: name another checkpoint to compare it with")
-    check_files(checkpoint.container.files())
+    checkpoint.check_files()
     names = list(dict.fromkeys([*entries, *checkpoint.dtypes]))
     problems = added(checkpoint, entries)
     for name in names:

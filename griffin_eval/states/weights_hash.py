@@ -7,7 +7,6 @@ from concurrent.futures import CancelledError, Future
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.output.manifest import added, combined_sha256, mismatch, recorded
-from griffin_eval.converters.source.hub import check_files
 from griffin_eval.errors import CheckpointError
 
 
@@ -57,7 +56,7 @@ def weights_sha256(
     hashes: dict[str, tuple[str, str]] = {}
     entries = recorded(checkpoint) if check else {}
     if check:
-        check_files(checkpoint.container.files())
+        checkpoint.check_files()
         if problems := added(checkpoint, entries):
             raise CheckpointError(
                 f"{problems[0]} (check=False in --model_args, or --no-check, evaluates it as it is)"

@@ -1,6 +1,7 @@
 """Adapters merged while reading, compared with peft's unmerged and (if correct) merged models."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import warnings
@@ -399,6 +400,33 @@ def test_tensors_that_torch_saved(base, adapters, kind, tmp_path):
     torch.save({"x": Path}, folder / "adapter_model.bin")  # a pickle of code
     with pytest.raises(CheckpointError, match="plain values may run code"):
         open_with(base, folder)
+
+
+@pytest.mark.parametrize("stored", ["hub", "pickle"])
+def test_damage_of_an_adapter_is_noticed(base, adapters, stored, tmp_path):
+    folder = shutil.copytree(adapters("lora"), tmp_path / "snapshots" / "0123")
+    file = folder / "adapter_model.safetensors"
+    if stored == "hub":
+        damaged = tmp_path / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        damaged.parent.mkdir()
+        file.rename(damaged)
+        file.symlink_to(Path("../../blobs") / damaged.name)
+    else:
+        damaged = folder / "adapter_model.bin"
+        torch.save(load_file(file), damaged)
+        file.unlink()
+    weights_sha256(open_with(base, folder))
+    values = load_file(adapters("lora") / "adapter_model.safetensors")[X + "lora_B.weight"]
+    content = bytearray(damaged.read_bytes())
+    content[content.index(values.numpy().tobytes())] ^= 1
+    damaged.write_bytes(content)
+    said = "and the hub says" if stored == "hub" else "lora_B.weight has the CRC-32"
+    with pytest.raises(CheckpointError, match=said):
+        weights_sha256(open_with(base, folder))
+    plan = make_plan(open_with(base, folder), FORMATS["griffin"])
+    with pytest.raises(CheckpointError, match=said):
+        convert_checkpoint(plan, tmp_path / "out")
+    weights_sha256(open_with(base, folder), check=False)
 
 
 RESIZED = {kind: KINDS[kind] for kind in ("lora", "saved both", "embedding and head", "head")}
