@@ -95,7 +95,7 @@ def convert(
 
     Args:
         source: Path or open checkpoint.
-        destination: Folder to write.
+        destination: Folder to write; for Orbax also a gs:// or s3:// URL.
         to: Name of a format, such as ``hf``, ``griffin``, ``deepmind-torch``, ``deepmind-flax``.
         dtype: Dtype of the tensors, such as ``bfloat16``; None for that of the source.
         max_shard_size: Maximum size of a safetensors file; None for 5GB.
@@ -116,8 +116,8 @@ def convert(
     target = format_named(to)
     shard = parse_shard_size(max_shard_size, target, "max_shard_size")
     plan = make_plan(checkpoint, target, dtypes=parse_dtypes(dtype))
-    convert_checkpoint(plan, Path(destination), overwrite=overwrite, max_shard_size=shard)
-    return Checkpoint(Path(destination))
+    convert_checkpoint(plan, destination, overwrite=overwrite, max_shard_size=shard)
+    return opened(destination)
 
 
 def verify(one: str | Path | Checkpoint, other: str | Path | Checkpoint) -> Comparison:

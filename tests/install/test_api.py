@@ -234,6 +234,15 @@ def test_matrices_stay_quantised_if_asked(tmp_path, framework):
             call(folder("bytes_griffin"), load="quantised", **options)
 
 
+def test_destinations_are_those_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = folder("bytes_griffin")
+    assert griffin_eval.convert(source, "~/out", to="griffin").folder == tmp_path / "out"
+    with pytest.raises(ValueError, match="cannot be written to gs://bucket/x"):
+        griffin_eval.convert(source, "gs://bucket/x", to="griffin")
+
+
 def test_errors_name_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         griffin_eval.open_checkpoint("nowhere")
