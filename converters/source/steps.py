@@ -4,6 +4,7 @@ from pathlib import Path
 
 from griffin_eval.converters.containers.orbax.find import step_number
 from griffin_eval.converters.containers.registry import CONTAINERS
+from griffin_eval.errors import CheckpointError
 
 FINISHED_FILE = "finished"  # in the folder of a run of ``griffin-eval train`` that has ended
 
@@ -11,11 +12,16 @@ FINISHED_FILE = "finished"  # in the folder of a run of ``griffin-eval train`` t
 def steps_of(run: Path) -> dict[int, Path]:
     """Return the finished checkpoints in a folder, by step, in increasing order: folders named
     after a step (``12000``, ``step_12000``, ``checkpoint-12000``) with a checkpoint of any
-    container. One that is deleted meanwhile is left out."""
+    container. One that is deleted meanwhile is left out. CheckpointError if two have one step."""
     steps: dict[int, Path] = {}
     for folder in run.iterdir():
         number = step_number(folder)
         if number is not None and folder.is_dir() and _holds_checkpoint(folder):
+            if number in steps:
+                one, other = sorted((steps[number], folder))
+                raise CheckpointError(
+                    f"{one} and {other} hold the same step, {number}: move one of them away"
+                )
             steps[number] = folder
     return dict(sorted(steps.items()))
 

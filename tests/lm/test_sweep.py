@@ -24,7 +24,7 @@ from griffin_eval.cli.main import app
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.source.companions import COMPANIONS
 from griffin_eval.converters.source.steps import steps_of
-from griffin_eval.errors import BadInput
+from griffin_eval.errors import BadInput, CheckpointError
 from griffin_eval.lm import sweep as sweeps
 from griffin_eval.lm.model import GriffinLM
 
@@ -317,6 +317,9 @@ def test_steps_are_finished_checkpoints(run_folder, tmp_path):
     for name in ("8.orbax-checkpoint-tmp-1", "checkpoint-12", "figures"):
         shutil.copy(Path(shipped("bytes_griffin")) / "model.safetensors", tmp_path / name)
     assert {step: path.name for step, path in steps_of(tmp_path).items()} == {12: "checkpoint-12"}
+    shutil.copytree(tmp_path / "checkpoint-12", tmp_path / "12")
+    with pytest.raises(CheckpointError, match="/12 and .*/checkpoint-12 hold the same step, 12"):
+        steps_of(tmp_path)
 
 
 def test_another_model_is_named(run_folder, checkpoint, only_these_tasks, tmp_path):
