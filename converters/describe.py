@@ -9,7 +9,8 @@ from typing import Any
 
 from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.inspection import Inspection
-from griffin_eval.converters.output.manifest import checksums
+from griffin_eval.converters.naming.parameters import parameters_of
+from griffin_eval.converters.output.manifest import added, checksums, mismatch, recorded
 from griffin_eval.converters.source.companions import tokenizer_folder
 from griffin_eval.converters.tensors import ITEM_BYTES
 from griffin_eval.errors import CheckpointError
@@ -55,8 +56,9 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         )
     try:
         known = ", ".join(checksums(inspection))
+        contradictions = _contradictions(inspection, stored)
     except CheckpointError as error:
-        known = str(error)
+        known, contradictions = "", [str(error)]
     return {
         "format": inspection.format and inspection.format.name,
         "layout": inspection.layout,
@@ -73,8 +75,19 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         "config_from": origins,
         "tensors": tensors,
         "warnings": warnings,
-        "problems": list(inspection.problems),
+        "problems": [*inspection.problems, *contradictions[:1]],  # a conversion names one, too
     }
+
+
+def _contradictions(inspection: Inspection, dtypes: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each parameter that the manifest lacks or gives another dtype."""
+    entries = recorded(inspection)
+    others = [
+        mismatch(inspection.folder, name, dtype, entries[name]["sha256"], entries[name])
+        for name, dtype in dtypes.items()
+        if name in entries
+    ]
+    return added(inspection, entries) + [sentence for sentence in others if sentence is not None]
 
 
 def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> dict | None:
@@ -97,7 +110,7 @@ def _quantised(inspection: Inspection, holds: Mapping[str, Sequence[str]]) -> di
     return {"schemes": schemes, "left_alone": list(kinds)}
 
 
-def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) -> dict[str, Any]:
+def describe_split(inspection: Inspection, devices: int) -> dict[str, Any]:
     """Return how the parameters would be split over ``devices`` devices, ready for JSON.
 
     Bytes are those of the stored dtypes. ``whole`` are parameters that do not divide, and lie whole
@@ -105,11 +118,8 @@ def describe_split(facts: dict[str, Any], inspection: Inspection, devices: int) 
     """
     assert inspection.config is not None
     specs, split = param_specs(inspection.config), split_over(inspection.config, devices)
-    widths = {
-        parameter: ITEM_BYTES[tensor["dtype"]]
-        for tensor in facts["tensors"]
-        for parameter in tensor["parameters"]
-    }
+    parameters = parameters_of(inspection.container.tensors, inspection.bindings)
+    widths = {name: ITEM_BYTES[each.tensor.dtype] for name, each in parameters.items()}
     return {
         "devices": devices,
         "parameters_a_device": sum(map(split.size, specs.values())),

@@ -84,6 +84,8 @@ def recorded(opened: "Checkpoint | Inspection") -> dict[str, dict[str, Any]]:
             }
             for name, entry in tensors.items()
         }
+        if not entries:
+            raise ValueError
         for entry in entries.values():
             if not is_sha256(entry["sha256"]) or not entry["dtype"].isidentifier():
                 raise ValueError
@@ -109,7 +111,9 @@ def _is_of_another(opened: "Checkpoint | Inspection", target: Format) -> bool:
     return name not in written and not written.isdisjoint(others)
 
 
-def added(checkpoint: "Checkpoint", entries: Mapping[str, dict[str, Any]]) -> list[str]:
+def added(
+    checkpoint: "Checkpoint | Inspection", entries: Mapping[str, dict[str, Any]]
+) -> list[str]:
     """Return a sentence for each parameter in the files of a checkpoint that its manifest does
     not have; none if there is no manifest. An output head of its adapters is not in its files."""
     stored = (spec.name for binding in checkpoint.bindings for spec in binding.canonical)

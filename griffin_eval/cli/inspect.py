@@ -49,7 +49,7 @@ def inspect(
     else:
         facts = describe(inspection)
         if devices is not None and inspection.config is not None and not facts["problems"]:
-            facts["split"] = describe_split(facts, inspection, devices)
+            facts["split"] = describe_split(inspection, devices)
         inspection.container.close()
     if as_json:
         typer.echo(json.dumps(facts, indent=1))

@@ -133,12 +133,23 @@ def test_another_dtype_than_the_manifest_says_is_noticed(converted, tmp_path):
     save_file({n: w.astype(np.float16) for n, w in weights.items()}, copy / "model.safetensors")
     with pytest.raises(CheckpointError, match="is float16, and griffin_manifest.json says float32"):
         convert(copy, tmp_path / "out", "griffin")
+    done = griffin_eval("inspect", copy)
+    assert done.returncode == 1 and "is float16, and griffin_manifest.json says" in done.stdout
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "{", "[]", "{}", '{"tensors": 3}', '{"tensors": {"a": {}}}', "[" * 100_000),
+        *(
+            "",
+            "{",
+            "[]",
+            "{}",
+            '{"tensors": 3}',
+            '{"tensors": {}}',
+            '{"tensors": {"a": {}}}',
+            "[" * 100_000,
+        ),
         json.dumps({"tensors": {"a": {"sha256": "\ud800", "dtype": "float32"}}}),
         json.dumps({"tensors": {"a": {"sha256": "0" * 64, "dtype": "two\nlines"}}}),
     ],
@@ -151,6 +162,8 @@ def test_a_damaged_manifest_is_one_sentence(converted, tmp_path, content):
         recorded(Checkpoint(copy))
     with pytest.raises(CheckpointError, match="is damaged"):
         convert(copy, tmp_path / "out", "griffin")
+    done = griffin_eval("inspect", copy)
+    assert done.returncode == 1 and f"problem: {copy / MANIFEST_FILE} is damaged" in done.stdout
     convert(copy, tmp_path / "out", "griffin", check=False)
 
 
