@@ -2,6 +2,7 @@
 
 import math
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -168,19 +169,19 @@ class GriffinConfig:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 63
 
 
 def _number(bounds: Callable[[float], bool], text: str) -> tuple[Callable[[Any], bool], str]:
     def fits(value: Any) -> bool:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value) and bounds(value)
+        return number and abs(value) <= sys.float_info.max and bounds(value)
 
     return fits, f"a finite number {text}"
 
 
-_MAX_LAYERS = 10_000  # a limit, since the list of parameters is made before a file is read
-_COUNT = (_is_count, "a positive integer")
+MAX_LAYERS = 10_000  # a limit, since the list of parameters is made before a file is read
+_COUNT = (_is_count, "a positive integer below 2^63")
 
 # Check of each field, and the expected value for the error message.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -193,10 +194,13 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda names: isinstance(names, tuple) and all(name in BIASED for name in names),
         f"none or some of {', '.join(BIASED)}",
     ),
-    "head_dim": (lambda value: value is None or _is_count(value), "None or a positive integer"),
+    "head_dim": (
+        lambda value: value is None or _is_count(value),
+        "None or a positive integer below 2^63",
+    ),
     "num_layers": (
-        lambda value: _is_count(value) and value <= _MAX_LAYERS,
-        f"a positive integer of at most {_MAX_LAYERS}",
+        lambda value: _is_count(value) and value <= MAX_LAYERS,
+        f"a positive integer of at most {MAX_LAYERS}",
     ),
     "lru_width": _COUNT,
     "gate_blocks": _COUNT,

@@ -7,12 +7,14 @@ with the queries that they serve. So each half of a residual block ends in one s
 and no other communication is needed.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.errors import ArgumentError
 from griffin_eval.layout import ParamSpec, param_specs
+from griffin_eval.messages import brief
 
 DATA, MODEL = "data", "model"  # mesh axes of the batch and of the weights
 TIME = "time"  # the single axis of a mesh that splits documents along time
@@ -101,13 +103,14 @@ def split_over(config: GriffinConfig, devices: int) -> Split:
 def parse_mesh(text: str, option: str) -> dict[str, int]:
     """Return the mesh sizes in a text such as ``data=4,model=2``, 1 by default, or raise
     ArgumentError."""
-    sizes = {DATA: 1, MODEL: 1}
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
-        if name not in sizes or not size.isdecimal() or not int(size):
+        repeated = name in sizes
+        if name not in (DATA, MODEL) or repeated or not re.fullmatch("0*[1-9][0-9]{,8}", size):
             raise ArgumentError(
-                f"{option} {text!r}: expected sizes of the axes {DATA} and {MODEL}, such as "
-                f"{DATA}=4,{MODEL}=2"
+                f"{option} {brief(text)}: expected sizes of the axes {DATA} and {MODEL}, each "
+                f"once, such as {DATA}=4,{MODEL}=2"
             )
         sizes[name] = int(size)
-    return sizes
+    return {DATA: 1, MODEL: 1} | sizes

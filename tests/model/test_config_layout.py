@@ -136,6 +136,13 @@ def test_a_bad_field_is_named_with_its_value():
             assert name in str(error.value) and str(value) in str(error.value), (name, value)
 
 
+def test_integers_beyond_a_float_are_named():
+    names = [n for n, values in BAD.items() if any(type(v) in (int, float) for v in values)]
+    with pytest.raises(ValueError, match="invalid GriffinConfig") as error:
+        replace(BASE, **dict.fromkeys(names, 10**400))
+    assert all(f"{name} must be" in str(error.value) for name in names)
+
+
 def test_all_bad_fields_are_listed_together():
     names = [name for name in BAD if name != "rope_fraction"]  # checked once the others are good
     with pytest.raises(ValueError) as error:

@@ -93,7 +93,16 @@ def test_between_training_steps_the_width_is_split_too():
 def test_meshes_are_read_or_refused():
     for text in ("model=2", "data=4,model=2", "data=1"):
         assert parse_mesh(text, "--mesh").keys() == {"data", "model"}
-    for text in ("", "4", "rows=2", "data=0", "data=x", "data=2,,model=2"):
+    for text in (
+        "",
+        "4",
+        "rows=2",
+        "data=0",
+        "data=x",
+        "data=2,data=1",
+        "data=" + 5000 * "9",
+        "data=2,,model=2",
+    ):
         with pytest.raises(
             ArgumentError, match="--mesh .*expected sizes of the axes data and model"
         ):
