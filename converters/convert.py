@@ -109,7 +109,7 @@ def convert_checkpoint(
 def _sources(plan: Plan) -> list[Path]:
     """Return the paths given to a conversion as input; `stamps_of` covers the files in them."""
     source, names = plan.source, plan.source.overrides.names
-    own_names = [] if names is None or str(names) in TRAINERS else [Path(names).expanduser()]
+    own_names = [] if names is None or str(names) in TRAINERS else [Path(os.path.expanduser(names))]
     return [source.folder, source.path, *(a.folder for a in source.adapters), *own_names]
 
 

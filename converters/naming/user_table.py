@@ -7,6 +7,7 @@ all of it under "Checkpoints with names of their own".
 """
 
 import dataclasses
+import os
 import re
 import tomllib
 from collections import Counter
@@ -79,7 +80,7 @@ def read_names(path: str | Path) -> Names:
     Raises:
         ArgumentError: it cannot be read, or naming every entry that is not as it must be.
     """
-    given, path = str(path), Path(path).expanduser()
+    given, path = str(path), Path(os.path.expanduser(path))
     if given in TRAINERS:
         return TRAINERS[given]
     try:

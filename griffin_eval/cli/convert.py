@@ -1,5 +1,6 @@
 """The command ``convert``."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,7 +124,8 @@ def convert(
     told = {name: value for name, value in options.items() if name in FIELDS}
     arguments = parse_arguments(told | {"pretrained": source})
     checkpoint = open_checkpoint(arguments)
-    typer.echo(f"{source}: {checkpoint.format.name} ({checkpoint.inspection.layout})")
+    layout = checkpoint.inspection.layout
+    typer.echo(printable(f"{source}: {checkpoint.format.name} ({layout})"))
     for name, reason in checkpoint.inspection.left_out.items():
         typer.echo(printable(f"left out: {name} ({reason})"))
     for merged in checkpoint.adapters:
@@ -152,7 +154,7 @@ def convert(
         )
     typer.echo(f"{destination}: {to}, {len(plan.specs)} tensors, {plan.nbytes} bytes")
     if push_to_hub is not None:
-        typer.echo(f"pushed to {push(Path(destination).expanduser(), push_to_hub)}")
+        typer.echo(f"pushed to {push(Path(os.path.expanduser(destination)), push_to_hub)}")
 
 
 def _command_line(context: typer.Context) -> str:
@@ -193,4 +195,4 @@ def _print_plan(plan: "Plan", max_shard_size: int) -> None:
     typer.echo(f"{len(plan.specs)} tensors in {len(set(files.values()))} files")
     compressed = ", less what compression saves" * plan.output.compressed
     typer.echo(f"disk: {plan.nbytes} bytes{compressed}")
-    typer.echo(f"copied beside them: {', '.join(plan.companions) or 'nothing'}")
+    typer.echo(printable(f"copied beside them: {', '.join(plan.companions) or 'nothing'}"))
