@@ -74,7 +74,10 @@ class TensorFile:
         """
         stored = stored_as or dtype
         item = ITEM_BYTES.get(stored) or numpy_dtype(stored).itemsize
-        steps = strides or c_strides(shape)
+        steps = c_strides(shape)
+        if strides:  # those of dimensions of length 1 mean nothing, and may be too large
+            pairs = zip(shape, strides, steps, strict=True)
+            steps = tuple(step if n > 1 else own for n, step, own in pairs)
 
         def view(private: bool) -> "np.ndarray":
             import numpy as np

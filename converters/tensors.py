@@ -364,7 +364,9 @@ def together(
     one: "Iterable[np.ndarray]", other: "Iterable[np.ndarray]"
 ) -> "Iterator[tuple[np.ndarray, np.ndarray]]":
     """Yield equal numbers of rows of two arrays of one length, which come in pieces."""
-    left, right = iter(one), iter(other)
+    import numpy as np
+
+    left, right = map(np.atleast_1d, one), map(np.atleast_1d, other)
     x, y = next(left, None), next(right, None)
     while x is not None and y is not None:
         rows = min(len(x), len(y))

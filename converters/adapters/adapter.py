@@ -209,7 +209,7 @@ def _wrong_pattern(pattern: str) -> str | None:
     ):
         return "a regular expression with too many repetitions"
     try:
-        re.compile(pattern)
+        re.compile(_at_end(pattern))
     except (re.error, OverflowError, RecursionError) as error:
         return f"which is no regular expression ({error})"
     return None
@@ -217,7 +217,12 @@ def _wrong_pattern(pattern: str) -> str | None:
 
 def _fits(pattern: str, name: str) -> bool:
     """Return whether a pattern fits the end of a name, by peft's rule."""
-    return re.match(rf"(.*\.)?({pattern})$", name) is not None
+    return re.match(_at_end(pattern), name) is not None
+
+
+def _at_end(pattern: str) -> str:
+    """Return the regular expression with which peft looks for a pattern."""
+    return rf"(.*\.)?({pattern})$"
 
 
 def _matching(patterns: Mapping[str, Any], name: str, default: Any) -> Any:

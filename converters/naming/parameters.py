@@ -10,7 +10,7 @@ import numpy as np
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.containers.container import Container
 from griffin_eval.converters.naming.ops import Change
-from griffin_eval.converters.naming.tables import EMBEDDING, Binding, Names, matches
+from griffin_eval.converters.naming.tables import EMBEDDING, HEAD, Binding, Names, matches
 from griffin_eval.converters.tensors import (
     FLOATS,
     Kept,
@@ -82,6 +82,7 @@ def failed_checks(
     """Compare all tensors that are present and have a check in a names table; return a clause for
     each check that fails."""
     problems, tensors = [], container.tensors
+    parameters = parameters_of(tensors, bindings)
     for check in names.checks:
         home = change = None
         if check.value is not None:
@@ -89,7 +90,8 @@ def failed_checks(
         else:
             (parameter,) = check.rule.canonical
             what = f"{parameter} once more"
-            (home,) = (tensors[b.foreign] for b in bindings if b.canonical[0].name == parameter)
+            tied = parameter == HEAD and config.tie_embeddings
+            home = parameters[EMBEDDING if tied else parameter].tensor
             change = check.rule.change and check.rule.change.of(config.width)
         wrong = []
         for _, name, _ in matches([check.rule], tensors):

@@ -279,6 +279,7 @@ def damaged(adapters, tmp_path):
         ({"lora_alpha": "8"}, "lora_alpha is '8'"),
         ({"rank_pattern": {"linear_x": -1}}, "rank_pattern['linear_x'] is -1"),
         ({"rank_pattern": {"(": 1}}, "which is no regular expression"),
+        ({"rank_pattern": {"(?i)linear_x": 1}}, "which is no regular expression"),
         ({"rank_pattern": {"(a+)+": 1}}, "a regular expression with too many repetitions"),
         ({"alpha_pattern": {"linear_x": None}}, "alpha_pattern['linear_x'] is None"),
         ({"alpha_pattern": [1]}, "alpha_pattern is [1], expected an object"),

@@ -13,6 +13,7 @@ from tiny_checkpoints import write_tensors
 from griffin_eval import convert
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.converters.describe import describe_split
 from griffin_eval.converters.naming.tables import HEAD
 from griffin_eval.converters.naming.user_table import OPS, read_names
 from griffin_eval.converters.output.manifest import MANIFEST_FILE
@@ -283,6 +284,7 @@ def test_a_file_called_as_a_table_that_ships(tmp_path, monkeypatch):
     Path("latin.toml").write_bytes(b"\xff")
     for name, said in (
         (tmp_path / "nothing.toml", "nothing.toml: .*No such file"),
+        ("~no_such_user/map.toml", "No such file"),
         ("nemoo", "one of .*nemo.*did you mean 'nemo'"),
         (tmp_path / "latin.toml", "expected TOML"),
     ):
@@ -347,3 +349,26 @@ def test_a_head_under_a_name_of_its_own(tmp_path, tied, dtype):
         checkpoint = read(tmp_path, tensors, table)
         assert not checkpoint.config.tie_embeddings
         assert np.array_equal(checkpoint.numpy("lm_head.weight"), tensors["out/kernel"].T)
+
+
+def test_checks_of_a_tied_head_and_of_a_scalar(tmp_path):
+    tensors, table = foreign_model(stacked=False)
+    tensors |= {"again": tensors["emb"].copy(), "log_c": np.array(2.5, np.float32)}
+    table += entry("head", [HEAD], None)
+    table += f'[[check]]\nforeign = "again"\ncanonical = "{HEAD}"\n'
+    checked = table + '[[check]]\nforeign = "log_c"\nvalue = '
+    is_the_model(read(tmp_path, tensors, checked + "2.5"))
+    assert "'log_c': expected 2 everywhere" in refusal(tmp_path, tensors, checked + "2")
+
+
+def test_absent_biases_have_a_share_on_each_device(tmp_path):
+    tensors, table = foreign_model(stacked=False)
+    kind = "temporal_block.linear_y.bias"
+    row = entry(f"layer_{{layer}}/{kind}", [f"model.layers.{{layer}}.{kind}"], None)
+    assert row in table
+    absent = [name for name in WEIGHTS if name.endswith(kind)]
+    zeros = [f'[[tensor]]\ncanonical = "{n}"\nop = "absent means zeros"\n' for n in absent]
+    kept = {name: array for name, array in tensors.items() if not name.endswith(kind)}
+    opened = read(tmp_path, kept, table.replace(row, "".join(zeros)))
+    total = sum(array.nbytes for array in WEIGHTS.values())
+    assert describe_split(opened.inspection, 2)["bytes"] == total

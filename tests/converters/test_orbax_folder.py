@@ -560,3 +560,18 @@ def test_a_shape_beyond_memory_does_not_end_the_process(saved, tmp_path, size):
     path = folder / "params.blocks.2.scale" / ".zarray"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"shape": [size], "chunks": [size]}))
     refused(folder, "blocks.2.scale")
+
+
+def test_a_large_chunk_without_rows(tmp_path):
+    import tensorstore
+
+    metadata = {"shape": [0, 8], "chunks": [8_000_000, 8], "dtype": "<f4", "compressor": None}
+    store = {"driver": "file", "path": f"{tmp_path}/a/"}
+    spec = {"driver": "zarr", "kvstore": store, "metadata": metadata}
+    tensorstore.open(spec, create=True).result()
+    value = {"value_type": "np.ndarray", "skip_deserialize": False}
+    entry = {"key_metadata": [{"key": "a", "key_type": 2}], "value_metadata": value}
+    tree = {"tree_metadata": {"('a',)": entry}, "use_ocdbt": False, "use_zarr3": False}
+    (tmp_path / "_METADATA").write_text(json.dumps(tree))
+    with open_orbax(tmp_path) as container:
+        assert container.tensors["a"].numpy().shape == (0, 8)

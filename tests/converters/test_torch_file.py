@@ -290,6 +290,9 @@ def state(value: bytes) -> bytes:
 def test_the_pickles_made_here_are_good(tmp_path):
     with open_torch(with_pickle(tmp_path / "m.pt", state(tensor(offset=1, shape=(3,))))) as file:
         assert file.tensors["a"].numpy().tolist() == [1, 2, 3]
+    column = state(tensor(shape=(4, 1), strides=(1, 1 << 61)))
+    with open_torch(with_pickle(tmp_path / "m.pt", column)) as file:
+        assert file.tensors["a"].numpy().shape == (4, 1)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def _tensor(store: Store, name: str, array: Any) -> LazyTensor:
 
     nbytes = math.prod(shape) * item
     tensor = LazyTensor(shape, str(array.dtype.name), read, grid=chunk, nbytes=nbytes)
-    if chunk_bytes < _STREAMED or not shape:
+    if chunk_bytes < _STREAMED or not shape or 0 in shape:
         return tensor
     return _streamed(tensor, functools.cache(lambda: _chunks(store, name, array, shape, chunk)))
 
