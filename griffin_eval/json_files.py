@@ -22,7 +22,10 @@ _MAX_JSON = 100_000_000  # bytes
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or raise CheckpointError."""
     try:
-        if (size := path.stat().st_size) > _MAX_JSON:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device may never end
+            raise CheckpointError(f"{path} is not a regular file: put a file of JSON in its place")
+        if (size := status.st_size) > _MAX_JSON:
             raise ValueError(f"{size} bytes, more than the {_MAX_JSON} that are allowed")
         return parse_json(read_file(path))
     except OSError as error:

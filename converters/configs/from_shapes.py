@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from griffin_eval.config import PRESETS, GriffinConfig
+from griffin_eval.config import MAX_LAYERS, PRESETS, GriffinConfig
 from griffin_eval.converters.naming.ops import Shape
 from griffin_eval.errors import CheckpointError
 
@@ -25,7 +25,7 @@ UNSEEN: dict[str, Any] = {
 
 def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, Any]:
     """Return the fields of `GriffinConfig` that follow from shapes by canonical name;
-    CheckpointError if the embedding or all layers are missing."""
+    CheckpointError if the embedding or all layers are missing, or there are too many."""
 
     def of(name: str, rank: int) -> Shape | None:
         shape = shapes.get(name)
@@ -41,6 +41,11 @@ def fields_from_shapes(shapes: Mapping[str, Shape], source: str) -> dict[str, An
         )
     fields: dict[str, Any] = {"vocab_size": embedding[0], "width": embedding[1]}
     fields["num_layers"] = max(indices) + 1
+    if fields["num_layers"] > MAX_LAYERS:
+        raise CheckpointError(
+            f"{source}: expected at most {MAX_LAYERS} layers, found {fields['num_layers']}: number "
+            "the layers from 0 without gaps"
+        )
     blocks: list[str] = []
     for i in range(fields["num_layers"]):
         layer = f"model.layers.{i}."

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -197,6 +198,23 @@ def test_safetensors_without_a_config_are_no_checkpoint(tmp_path):
     assert code == 1 and len(found["problems"]) == 1
     said = f"{tmp_path} holds no checkpoint: expected config.json beside its safetensors"
     assert found["problems"][0].startswith(said)
+
+
+def test_a_config_that_is_a_pipe_or_a_device_is_not_read(tmp_path):
+    config = write(tmp_path / "x", "hf", tensors_of("hf")) / "config.json"
+    config.unlink()
+    for place in (lambda: os.mkfifo(config), lambda: config.symlink_to("/dev/zero")):
+        place()
+        code, found = facts(tmp_path / "x")
+        assert code == 1 and f"{config} is not a regular file" in found["problems"][0]
+        config.unlink()
+
+
+def test_layers_beyond_the_limit_are_refused(tmp_path):
+    tensors = tensors_of("deepmind-torch")
+    tensors["blocks.999999.channel_pre_norm.scale"] = np.ones(CONFIG.width, np.float32)
+    code, found = facts(write(tmp_path / "x", "deepmind-torch", tensors, None))
+    assert code == 1 and "at most 10000 layers, found 1000000" in found["problems"][0]
 
 
 def test_tensors_are_listed_where_names_or_the_config_are_unknown(tmp_path):
