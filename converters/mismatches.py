@@ -56,7 +56,8 @@ def stored_head(
     (rule,) = [rule for rule in table if rule.foreign == head]
     one, other = tensors[head], tensors[embedding.foreign]
     shape = rule.op.foreign_shape(embedding.canonical[0].shape)
-    if rule.change != embedding.change or (one.shape, other.shape) != (shape, embedding.shape):
+    change = rule.change and rule.change.of(embedding.canonical[0].shape[1])  # its width
+    if change != embedding.change or (one.shape, other.shape) != (shape, embedding.shape):
         return head, False
     (one,), (other,) = rule.op.to_canonical(one), embedding.op.to_canonical(other)
     return head, same_bits(one, other)

@@ -372,3 +372,13 @@ def test_absent_biases_have_a_share_on_each_device(tmp_path):
     opened = read(tmp_path, kept, table.replace(row, "".join(zeros)))
     total = sum(array.nbytes for array in WEIGHTS.values())
     assert describe_split(opened.inspection, 2)["bytes"] == total
+
+
+@pytest.mark.parametrize("factor", ["'sqrt(width)'", str(8**0.5)])
+def test_a_head_scaled_as_the_embedding_is_tied(tmp_path, factor):
+    tensors, table = foreign_model(stacked=False)
+    tensors["head"] = tensors["emb"].copy()
+    row = entry("emb", ["model.embed_tokens.weight"], None)
+    scaled = row + f'op = "scale by"\nfactor = {factor}\n'
+    head = scaled.replace("emb", "head", 1).replace("model.embed_tokens.weight", HEAD)
+    assert read(tmp_path, tensors, table.replace(row, scaled + head)).config.tie_embeddings
