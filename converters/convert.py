@@ -43,6 +43,7 @@ from griffin_eval.converters.threads import run_all
 from griffin_eval.errors import ArgumentError, BadInput, CheckpointError, MissingExtraError
 from griffin_eval.json_files import read_file
 from griffin_eval.layout import ParamSpec
+from griffin_eval.messages import printable
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def convert_checkpoint(
         records = _write_tensors(plan, folder, max_shard_size, progress)
         _write_companions(plan, folder)
         source = {
-            "path": url_of(plan.source.path) or str(plan.source.path),
+            "path": url_of(plan.source.path) or printable(str(plan.source.path)),
             "format": plan.source.format.name,
             "layout": plan.source.inspection.layout,
             "left_out": plan.source.inspection.left_out,

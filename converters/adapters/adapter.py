@@ -23,7 +23,7 @@ from griffin_eval.converters.containers.torch_pt.reader import open_torch, torch
 from griffin_eval.converters.files import checked_pieces, reading
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.json_files import list_folder, read_json
-from griffin_eval.messages import brief, listed
+from griffin_eval.messages import brief, listed, printable
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -275,7 +275,7 @@ class Adapter:
 
     def record(self) -> dict[str, Any]:
         """Return the adapter's entry in manifests and results."""
-        return {"path": str(self.folder), "weight": self.weight, "sha256": self.sha256}
+        return {"path": printable(str(self.folder)), "weight": self.weight, "sha256": self.sha256}
 
     def check_tensors(self) -> None:
         """Raise CheckpointError if a tensor does not match its CRC-32."""

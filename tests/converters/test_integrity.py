@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import zlib
 from pathlib import Path
@@ -165,6 +166,13 @@ def test_a_damaged_manifest_is_one_sentence(converted, tmp_path, content):
     done = griffin_eval("inspect", copy)
     assert done.returncode == 1 and f"problem: {copy / MANIFEST_FILE} is damaged" in done.stdout
     convert(copy, tmp_path / "out", "griffin", check=False)
+
+
+def test_a_source_whose_name_is_not_utf8(converted, tmp_path):
+    source = tmp_path / os.fsdecode(b"s\xffrc")
+    shutil.copytree(converted / "source", source)
+    convert(source, tmp_path / "out", "griffin")
+    assert check(Checkpoint(tmp_path / "out")) == (len(WEIGHTS), [])
 
 
 def test_without_a_manifest_nothing_is_checked(converted):
