@@ -1,5 +1,6 @@
 """Uploads an output to the Hugging Face hub."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ def push(folder: Path, repository: str) -> str:
         )
         return str(url)
     except Exception as error:
+        command = shlex.join(["hf", "upload", repository, str(folder), "--private"])
         raise BadInput(
             f"{repository} could not be pushed to: {_reason(error)}; {folder} is whole, and "
-            f"'hf upload {repository} {folder}' goes on with it"
+            f"this goes on with it: {command}"
         ) from None
 
 

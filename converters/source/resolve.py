@@ -72,14 +72,21 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
         raise CheckpointError(f"{pretrained} cannot be read: {error.strerror}") from None
     except (OSError, ValueError):  # nothing there, or no name of a file
         pass
-    if stat.S_ISDIR(mode):
-        if revision is not None:
+    is_file = folder.suffix in FILES and stat.S_ISREG(mode)
+    if revision is not None and (is_file or stat.S_ISDIR(mode)):
+        kind = "file" if is_file else "folder"
+        raise CheckpointError(
+            f"revision={revision!r} only applies to a hub id, but {pretrained} is a {kind}"
+        )
+    if is_file:
+        if subfolder is not None:
             raise CheckpointError(
-                f"revision={revision!r} only applies to a hub id, but {pretrained} is a folder"
+                f"{pretrained} is a file, which has no subfolder {subfolder!r}: leave it out"
             )
-    elif folder.suffix in FILES and stat.S_ISREG(mode):
         return folder
-    elif mode:
+    if stat.S_ISDIR(mode):
+        return _within(folder, subfolder, pretrained)
+    if mode:
         if _holds_checkpoint(folder.parent):
             raise CheckpointError(
                 f"{pretrained} is a file: expected the folder that holds it, {folder.parent}"
@@ -88,13 +95,11 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
             f"{pretrained} is no checkpoint: expected a folder that holds "
             f"{any_of(CONTAINERS.values())}, or a file whose name ends with {', '.join(FILES)}"
         )
-    elif "/" in pretrained and is_hub_id(pretrained):
+    if "/" in pretrained and is_hub_id(pretrained):
         from griffin_eval.converters.source.hub import download
 
         return download(pretrained, revision, subfolder)
-    else:
-        raise _no_such_folder(pretrained)
-    return _within(folder, subfolder, pretrained)
+    raise _no_such_folder(pretrained)
 
 
 def refuse_missing(pretrained: str) -> None:

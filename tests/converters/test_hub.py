@@ -85,6 +85,10 @@ def test_local_folders(asked, tmp_path, monkeypatch):
     assert message == "models/config.json is a file: expected the folder that holds it, models"
     (tmp_path / "models" / "2b.pt").write_text("")
     assert resolve("models/2b.pt") == Path("models/2b.pt")
+    assert "revision='main' only applies to a hub id" in refusal("models/2b.pt", revision="main")
+    assert "models/2b.pt is a file, which has no subfolder" in refusal(
+        "models/2b.pt", subfolder="x"
+    )
     assert not asked
 
 
@@ -535,7 +539,7 @@ def test_an_output_is_pushed(hub, user, checkpoint, tmp_path, monkeypatch):
         (7, "expected organisation/name"),
         (8, "--push-to-hub is for --to hf"),
         (9, "me/locked could not be pushed to: the hub refuses to write there"),
-        (10, f"{out[6]} is whole, and 'hf upload me/half {out[6]}' goes on with it"),
+        (10, f"{out[6]} is whole, and this goes on with it: hf upload me/half {out[6]} --private"),
     ]
     for i, sentence in expected:
         refused = [line for line in said[i].splitlines() if line.startswith("griffin-eval: ")]
