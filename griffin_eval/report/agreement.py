@@ -33,6 +33,7 @@ class Agreement(NamedTuple):
         texts, other_texts: Number of generated texts, and of those that differ.
         rolling, rolling_relative: Number and largest relative difference of the rolling
             log-likelihoods that are not judged.
+        lacking: Phrases on items and responses that only one of the two has.
         notes: Sentences on known differences.
     """
 
@@ -47,11 +48,14 @@ class Agreement(NamedTuple):
     other_texts: int
     rolling: int
     rolling_relative: float
+    lacking: Sequence[str]
     notes: Sequence[str]
 
     def within(self, tolerance: float) -> bool:
-        """Return whether no log-likelihood differs by more, and no flag and no text differs."""
-        return self.relative <= tolerance and not self.greedy and not self.other_texts
+        """Return whether no log-likelihood differs by more, no flag and no text differs, and both
+        have all items and responses."""
+        differ = self.greedy or self.other_texts or self.lacking
+        return self.relative <= tolerance and not differ
 
     @property
     def sentence(self) -> str:
@@ -70,7 +74,7 @@ class Agreement(NamedTuple):
                 f"{self.rolling:,} rolling log-likelihoods, not judged, differ by at most "
                 f"{self.rolling_relative:.2g} relative"
             )
-        return f"{self.run} and {self.reference}: {'; '.join(parts)}."
+        return f"{self.run} and {self.reference}: {'; '.join([*parts, *self.lacking])}."
 
 
 def agreements(runs: Sequence[Run], name: str | None = None) -> list[Agreement]:
@@ -104,12 +108,22 @@ def agreements(runs: Sequence[Run], name: str | None = None) -> list[Agreement]:
 
 
 def _compare(run: Run, reference: Run) -> Agreement | None:
-    absolute, relative, rolling = [], [], []
+    absolute, relative, rolling, lacking = [], [], [], []
     greedy = texts = other_texts = 0
     for task in run.samples.keys() & reference.samples.keys():
         own, other = (read_samples(each.samples[task]) for each in (run, reference))
         common = common_items(own, other)
-        for _, ours, theirs in next(iter(common.values()), []):  # filters share their requests
+        items = next(iter(common.values()), [])  # filters share their requests
+        ours, theirs = (set[str]().union(*each.values()) for each in (own, other))
+        for lacks, has, count in (
+            (run, reference, len(theirs - ours)),
+            (reference, run, len(ours - theirs)),
+        ):
+            if count:
+                lacking.append(f"{lacks.label} lacks {count:,} items of {task} in {has.label}")
+        if count := sum(_counts(a) != _counts(b) for _, a, b in items):
+            lacking.append(f"{count:,} items of {task} have another number of responses")
+        for _, ours, theirs in items:
             for kind, a, b in _responses(ours, theirs):
                 if kind == "text":
                     texts, other_texts = texts + 1, other_texts + (a != b)
@@ -142,8 +156,14 @@ def _compare(run: Run, reference: Run) -> Agreement | None:
         other_texts,
         len(rolling),
         max(rolling, default=0.0),
+        lacking,
         notes,
     )
+
+
+def _counts(sample: dict[str, Any]) -> list[int]:
+    """Return the number of responses to each request of an item, including repeats."""
+    return [len(responses) for responses in sample.get("resps") or []]
 
 
 def _responses(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -758,6 +758,22 @@ def test_answers_must_be_those_of_hf(tmp_path):
         assert ("The end of a prompt" in page) == ("text" in changed)
 
 
+@pytest.mark.parametrize("lacking", ["an item", "a response"])
+def test_models_are_not_equal_if_one_lacks(tmp_path, lacking):
+    whole = answers_of(-1.0, False, "right", -5)["choice"] * 2
+    part = whole[:1] if lacking == "an item" else [whole[0], whole[1] | {"resps": []}]
+    for model, samples in (("hf", whole), ("griffin", part)):
+        config = {"model": model, "model_args": {"pretrained": "m"}}
+        write_run(tmp_path / model, "a", {"t": {"acc,none": 1.0}}, {"t": samples}, config)
+    out = tmp_path / "out"
+    done = report(tmp_path / "griffin", tmp_path / "hf", "-o", out, "--expect-equal", "hf")
+    said = {
+        "an item": "griffin lacks 1 items of t in hf",
+        "a response": "1 items of t have another number of responses",
+    }
+    assert done.exit_code == 1 and said[lacking] in done.output, done.output
+
+
 def test_what_cannot_be_equal_is_refused(tmp_path):
     one, other = pair(tmp_path, {"t": [1]}, {"t": [1]})
     out = ("-o", tmp_path / "out")
