@@ -98,7 +98,7 @@ def _answer(sample: dict[str, Any]) -> str:
 
 def _target(sample: dict[str, Any]) -> str:
     target = str(sample.get("target", ""))
-    several = len(_arguments(sample)) > 1 and target.isdigit()
+    several = len(_arguments(sample)) > 1 and target.isdecimal()
     return _choice(sample, int(target)) if several else _cut(target)
 
 

@@ -7,6 +7,7 @@ import jinja2
 import matplotlib
 
 from griffin_eval.drawing import Files
+from griffin_eval.json_files import write_whole
 from griffin_eval.report import tables
 from griffin_eval.report.agreement import Agreement
 from griffin_eval.report.answers import answers
@@ -66,7 +67,7 @@ def write(
         charts=[chart for chart in charts if chart not in leading],
         flips=flips(runs),
     )
-    page.write_text(html, encoding="utf-8")
+    write_whole(page, html.encode(errors="replace"))  # names of folders may not be UTF-8
     return len({chart.name for chart in (*charts, *leading)})
 
 

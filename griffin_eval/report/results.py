@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, NamedTuple
 
 from griffin_eval.errors import BadInput
@@ -23,6 +23,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # memory address in the text of a fun
 _TIME = re.compile(r"results_(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d{1,18})")
 _STEP_OF_REVISION = re.compile(r"(?:step|ckpt|checkpoint|iter)[-_/]?(\d{1,18})(?!\d)")
+# Types of values in a file of results, as messages name them.
+_KINDS = {dict: "an object", str: "a text", int: "an integer", float: "a number", NoneType: "null"}
+_MAX_DIGITS = 300  # digits of an integer that a float can hold
 # Names that trainers give to an Orbax item, a folder within the folder of its step.
 _ITEMS = ("default", "state", "train_state", "params", "ema_params", "items")
 
@@ -376,8 +379,8 @@ def _files(path: Path) -> list[Path]:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        content = json.loads(file.read_text(encoding="utf-8"), parse_int=_integer)
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ReportError(f"{file}: not a whole JSON file ({error})") from None
     missing = list(NEEDED)
     if isinstance(content, dict):
@@ -389,7 +392,34 @@ def _read_file(file: Path) -> dict[str, Any]:
             f"{file}: expected results of lm_eval 0.4.13 or later, found none of its "
             f"{', '.join(missing)}"
         )
+    for key, value, kinds in _typed(content):
+        if not isinstance(value, kinds):
+            expected = " or ".join(_KINDS[kind] for kind in kinds)
+            raise ReportError(f"{file}: expected {expected} as {key}, found {value!r:.100}")
     return content
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _typed(content: dict[str, Any]) -> Iterator[tuple[str, Any, tuple[type, ...]]]:
+    """Yield the key of each value that a report reads, the value, and its expected types. A value
+    within another one comes after it."""
+    for part in ("results", "configs", "n-samples"):
+        for task, value in content[part].items():
+            yield f"{part}.{task}", value, (dict,)
+    for task, config in content["configs"].items():
+        yield f"configs.{task}.metadata", config.get("metadata"), (dict, NoneType)
+    for task, sizes in content["n-samples"].items():
+        yield f"n-samples.{task}.effective", sizes.get("effective"), (int, NoneType)
+    for task, metrics in content["higher_is_better"].items():
+        yield f"higher_is_better.{task}", metrics, (dict, NoneType)
+    config = content["config"]
+    yield "config.model_args", config.get("model_args"), (dict, str, NoneType)
+    yield "config.limit", config.get("limit"), (int, float, NoneType)
 
 
 def _run(file: Path, label: str, content: dict[str, Any]) -> Run:
@@ -438,7 +468,9 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
             items = counts.get(key, documents)
             bounded = f"{name}_low,{filter_name}" in metrics
             if bounded:
-                low, high = (metrics[f"{name}{bound},{filter_name}"] for bound in ("_low", "_high"))
+                low, high = (
+                    metrics.get(f"{name}{bound},{filter_name}") for bound in ("_low", "_high")
+                )
                 low, high = (b if _is_estimate(b) else None for b in (low, high))
                 low, high = within_range(quantity, (low, high))
             else:

@@ -110,7 +110,7 @@ def write_markdown(runs: list[Run], file: Path) -> None:
             words = at_x(runs, task, quantity, x) or "all items"
             lines.append(f"| {_plain(words)} | {' | '.join(cells)} |")
         lines.append("")
-    write_whole(file, "\n".join(lines).encode())
+    write_whole(file, "\n".join(lines).encode(errors="replace"))
 
 
 def _plain(text: str) -> str:
@@ -273,4 +273,4 @@ def _write(file: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
     writer = csv.writer(text)
     writer.writerow(columns)
     writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
-    write_whole(file, text.getvalue().encode())
+    write_whole(file, text.getvalue().encode(errors="replace"))

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 from html import escape, unescape
 from html.parser import HTMLParser
@@ -306,6 +307,15 @@ def write_run(folder, name="a", results=None, samples=None, config=None, **conte
     return file
 
 
+def test_a_target_that_is_no_index_is_shown(tmp_path):
+    arguments = {f"gen_args_{i}": {"arg_0": "A prompt", "arg_1": " yes"} for i in range(2)}
+    samples = [{"acc": acc, "target": "²", "arguments": arguments} for acc in (0, 1)]
+    old, new = (write_run(tmp_path / str(i), samples={"t": [samples[i]]}) for i in range(2))
+    out = tmp_path / "out"
+    assert report(new, old, "-o", out).exit_code == 0
+    assert "²" in (out / "report.html").read_text()
+
+
 def test_flips_are_counted_and_tested(tmp_path):
     base = write_run(tmp_path, "a", samples={"t": [1, 1, 1, 0, 0, 0, 0, 1]})
     other = write_run(tmp_path, "b", samples={"t": [1, 0, 0, 1, 1, 1, 1, 1]})
@@ -481,6 +491,40 @@ def test_files_that_are_no_results_are_refused_and_nothing_is_written(tmp_path):
         found = sentence(report(file, "--output", tmp_path / "out"))
         assert says in found and str(file) in found
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"results": {"t": 5}}, "expected an object as results.t, found 5"),
+        ({"results": {"t": {"acc,none": 10**400}}}, "an integer of 401 digits"),
+        ({"configs": {"t": None}}, "expected an object as configs.t, found None"),
+        ({"configs": {"t": {"metadata": [1]}}}, "expected an object or null as configs.t.metadata"),
+        ({"n-samples": {"t": 5}}, "expected an object as n-samples.t"),
+        ({"n-samples": {"t": {"effective": "5"}}}, "as n-samples.t.effective"),
+        ({"higher_is_better": {"t": [1]}}, "as higher_is_better.t"),
+        ({"config": {"model": "m", "model_args": [1]}}, "as config.model_args"),
+        ({"config": {"model": "m", "limit": "5"}}, "as config.limit, found '5'"),
+    ],
+)
+def test_results_of_another_form_are_refused(tmp_path, change, says):
+    file = write_run(tmp_path, results={"t": {"acc,none": 0.5}})
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    found = sentence(report(file, "--output", tmp_path / "out"))
+    assert says in found and str(file) in found
+
+
+def test_a_bound_without_the_other_is_shown_alone(tmp_path):
+    file = write_run(tmp_path, results={"t": {"acc,none": 0.5, "acc_low,none": 0.1}})
+    assert [point.high for point in read([file])[0].points] == [None]
+
+
+def test_names_that_are_not_utf8_are_replaced(tmp_path):
+    file = write_run(tmp_path / os.fsdecode(b"a\xff"), results={"t": {"acc,none": 0.5}})
+    done = report(file, "-o", tmp_path / "out", "--title", os.fsdecode(b"b\xff"))
+    assert done.exit_code == 0, done.output
+    assert "<title>b?</title>" in (tmp_path / "out" / "report.html").read_text()
+    assert "/a?/" in (tmp_path / "out" / "results.csv").read_text()
 
 
 def test_other_refusals(tmp_path):
