@@ -164,6 +164,8 @@ def power(
 
     if difference is not None and not 0 < difference < math.inf:
         raise ArgumentError(f"--difference {difference}: expected a number above 0")
+    if not -1 <= correlation < 1:
+        raise ArgumentError(f"--correlation {correlation}: expected a number from -1 to below 1")
     if results is None:
         if against is not None:
             raise ArgumentError("--against needs RESULTS, the run that it is compared with")
@@ -172,16 +174,16 @@ def power(
                 f"expected RESULTS of an earlier run, or --items and a --score between 0 and 1, "
                 f"found --items {items} and --score {score}"
             )
-        if not -1 <= correlation < 1:
-            raise ArgumentError(
-                f"--correlation {correlation}: expected a number from -1 to below 1"
-            )
         found = [assumed_spread(items, score, correlation, cluster_size, within)]
     else:
         if score is not None or cluster_size > 1 or within:
             raise ArgumentError(
                 "--score, --cluster-size and --within are for a plan without RESULTS, which "
                 "provide these numbers"
+            )
+        if against is not None and correlation:
+            raise ArgumentError(
+                "--correlation is for a plan without --against, which measures it: leave one out"
             )
         runs = read([results], [], against)[::-1]
         if len(runs) != (1 if against is None else 2):

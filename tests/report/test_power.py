@@ -93,6 +93,8 @@ def test_refusals(tmp_path):
         (["--items", 9, "--score", 1.0], "--score between 0 and 1"),
         (["--items", 9, "--score", 0.5, "--correlation", 1], "--correlation 1.0: expected"),
         (["--items", 9, "--score", 0.5, "--difference", 0], "--difference 0.0: expected"),
+        ([right, "--correlation", -1.5], "--correlation -1.5: expected"),
+        ([right, "--against", bare, "--correlation", 0.5], "is for a plan without --against"),
         (["--against", right], "--against needs RESULTS"),
         ([right, "--score", 0.5], "are for a plan without RESULTS"),
         ([right], "t: m: all 9 clusters are alike"),
