@@ -4,6 +4,7 @@ import errno
 import math
 import mmap
 import os
+import stat
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,8 @@ from griffin_eval.converters.tensors import (
     flattened,
     numpy_dtype,
 )
-from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
+from griffin_eval.json_files import exists
 from griffin_eval.messages import DAMAGED
 
 if TYPE_CHECKING:
@@ -161,6 +163,26 @@ def writing(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise cannot_be_written(path, error.strerror or str(error)) from None
+
+
+def existing_kind(path: Path) -> str | None:
+    """Return "a file", "a folder", "a link" or "a device or a pipe" for a path that exists, and
+    None for a new one. BadInput if the system refuses access, or a parent is no folder."""
+    with writing(path):
+        absolute = path.absolute()
+        above = next(folder for folder in (absolute.parent, *absolute.parents) if folder.exists())
+        if not above.is_dir():
+            raise ArgumentError(
+                f"{path} cannot be written, since {above} is no folder: name another path"
+            )
+        if not exists(path, follow_links=False):
+            return None
+        mode = path.lstat().st_mode
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    if stat.S_ISLNK(mode):
+        return "a link"
+    return "a file" if stat.S_ISREG(mode) else "a device or a pipe"
 
 
 def write_file(path: Path, content: str | bytes) -> None:

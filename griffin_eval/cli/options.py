@@ -131,8 +131,11 @@ def check_figures_folder(output: Path | None, formats: str = "png,svg") -> None:
         ArgumentError: The output is a file, or a format is unknown.
         MissingExtraError: matplotlib is not installed.
     """
+    from griffin_eval.converters.files import existing_kind
+
     if output is None:
         return
+    existing_kind(output)  # refuses a folder below a file
     if output.exists() and not output.is_dir():
         raise ArgumentError(f"--output {output} is a file: expected a folder")
     if find_spec("matplotlib") is None:

@@ -81,11 +81,16 @@ def score(
 
     Each text is read as a whole, after one BOS (or EOS if there is no BOS), which is not scored.
     """
+    from griffin_eval.converters.files import existing_kind
+
     if words and not as_csv:
         raise ArgumentError("--words needs --csv: add --csv")
     if output is not None and not as_csv:
         raise ArgumentError("--output needs --csv: add --csv")
-    if output is not None and output.exists() and (output.is_dir() or not overwrite):
+    found = None if output is None else existing_kind(output)
+    if found not in (None, "a file"):
+        raise ArgumentError(f"--output {output} is {found}: name a new file")
+    if found is not None and not overwrite:
         raise ArgumentError(f"--output {output} exists already: name a new file, or --overwrite")
     if states is not None and states.exists() and (states.is_file() or any(states.iterdir())):
         raise ArgumentError(f"--states {states}: expected a new or an empty folder")

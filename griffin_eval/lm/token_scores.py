@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from lm_eval.api.instance import Instance
 
+from griffin_eval.converters.files import writing
 from griffin_eval.engine.scoring import Scored
 from griffin_eval.engine.tree import Ablation, Scorable
 from griffin_eval.errors import ArgumentError
@@ -50,6 +51,8 @@ class TokenScoreFiles:
                 f"token_scores={folder} has files of an earlier run: name another folder, or "
                 "delete them"
             )
+        with writing(folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
         self._text = functools.cache(lambda token: decode([token]))
 
@@ -103,7 +106,6 @@ class TokenScoreFiles:
                 line["states"] = self._write_states(f"{name}.{seen[key]}", read[index])
             seen[key] += 1
             lines.setdefault(task, []).append(json.dumps(line, ensure_ascii=False) + "\n")
-        self._folder.mkdir(parents=True, exist_ok=True)
         for task, of_task in lines.items():
             path = self._folder / f"{_file_name(task)}{self._suffix}.jsonl"
             with open(path, "a", encoding="utf-8") as file:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +11,9 @@ import numpy as np
 
 import griffin_eval
 from griffin_eval.config import ADDED, GriffinConfig
-from griffin_eval.converters.files import writing
+from griffin_eval.converters.files import existing_kind, writing
 from griffin_eval.errors import ArgumentError, CheckpointError
-from griffin_eval.json_files import exists, write_whole
+from griffin_eval.json_files import write_whole
 from griffin_eval.messages import brief, is_sha256
 
 LAYOUT = 2  # version of the file's layout
@@ -79,25 +78,13 @@ def hash_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 def check_replaceable(path: Path) -> None:
     """Refuse a path that cannot be written, or is anything but an earlier saved state."""
-    with writing(path):
-        above = next(folder for folder in path.absolute().parents if folder.exists())
-        if not above.is_dir():
-            raise ArgumentError(
-                f"{path} cannot be written, since {above} is no folder: name another file"
-            )
-        if not exists(path, follow_links=False):
+    found = existing_kind(path)
+    if found == "a file":
+        if _KEY in _metadata(path):
             return
-        mode = path.lstat().st_mode
-    if stat.S_ISDIR(mode):
-        found = "a folder"
-    elif stat.S_ISLNK(mode):
-        found = "a link"
-    elif not stat.S_ISREG(mode):
-        found = "a device or a pipe"
-    elif _KEY in _metadata(path):
-        return
-    else:
         found = "a file that is no saved state"
+    if found is None:
+        return
     raise ArgumentError(
         f"{path} is not replaced: expected a new file or an earlier saved state, found {found}; "
         "name another file"

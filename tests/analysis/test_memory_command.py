@@ -243,6 +243,7 @@ def test_bad_input(checkpoint, tmp_path):
         (["--text", "{tmp}/bytes", "--tokens", "0"], ArgumentError, "leave one of them out"),
         (["--tokens", "1"], ArgumentError, "gives 1 tokens of --tokens 1"),
         (["--output", "{tmp}/bytes"], ArgumentError, "bytes is a file: expected a folder"),
+        (["--output", "{tmp}/bytes/below"], ArgumentError, "bytes is no folder"),
         (["--framework", "tensorflow"], ArgumentError, "unknown framework 'tensorflow'"),
     ):
         (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")

@@ -24,9 +24,10 @@ from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.engine.limits import Limits
 from griffin_eval.engine.scoring import score
 from griffin_eval.engine.tree import Scorable
-from griffin_eval.errors import ArgumentError
+from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.evaluator import Evaluator
 from griffin_eval.lm.model import GriffinLM
+from griffin_eval.lm.token_scores import TokenScoreFiles
 from griffin_eval.runners.load import load_runner
 from griffin_eval.text.words import word_spans, words_of_tokens
 
@@ -265,6 +266,23 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
             run(checkpoint, file, *more)
 
 
+def test_only_a_file_is_replaced(checkpoint, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    (tmp_path / "link").symlink_to(text)
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (
+        ("link", "is a link"),
+        ("pipe", "is a device or a pipe"),
+        (".", "is a folder"),
+        ("text.txt/below", "is no folder: name another path"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            run(checkpoint, text, "--csv", "-o", tmp_path / name, "--overwrite")
+    with pytest.raises(ArgumentError, match="or --overwrite"):
+        run(checkpoint, text, "--csv", "-o", text)
+
+
 def instances(kind, task, arguments):
     return [
         Instance(kind, {}, args, index, (task, doc, 1))
@@ -304,6 +322,12 @@ def test_token_scores_of_every_kind_of_request(framework, checkpoint, expected, 
         assert len(line["texts"]) == len(line["tokens"])
     with pytest.raises(ArgumentError, match="files of an earlier run"):
         GriffinLM(pretrained=str(checkpoint), framework=framework, token_scores=str(folder))
+
+
+def test_a_folder_of_token_scores_is_made_before_the_run(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="below cannot be written: Not a directory"):
+        TokenScoreFiles(str(tmp_path / "file" / "below"), None, 0)
 
 
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])

@@ -251,11 +251,11 @@ def test_only_a_saved_state_is_replaced(states, tmp_path, monkeypatch):
 
     files = ("book.txt", "model.safetensors", "cut.state")
     found = dict.fromkeys(files, "a file that is no saved state")
-    found |= dict.fromkeys(("folder", ".", ""), "a folder")
+    found |= dict.fromkeys(("folder", ".", "", "/"), "a folder")
     found |= {"link": "a link", "pipe": "a device or a pipe"}
     for save, what in found.items():
         assert f"an earlier saved state, found {what}; name another file" in refusal(save)
-    assert "book.txt is no folder: name another file" in refusal("book.txt/state")
+    assert "book.txt is no folder: name another path" in refusal("book.txt/state")
     for save in ("book.state", "new.state", "new/state"):
         assert "no such folder: 'nowhere'" in refusal(save)
 
