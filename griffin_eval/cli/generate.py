@@ -47,7 +47,12 @@ def generate(
     if prompt == "-":
         if sys.stdin.isatty():
             raise ArgumentError("PROMPT is missing: give a text, or pipe one into the command")
-        prompt = sys.stdin.read().removesuffix("\n")
+        try:
+            prompt = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError:
+            raise ArgumentError(
+                "the prompt on stdin is not UTF-8: convert it, for example with iconv"
+            ) from None
     tune_process()
     from griffin_eval.evaluator import Evaluator
     from griffin_eval.model_arguments import parse_arguments

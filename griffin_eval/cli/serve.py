@@ -163,6 +163,8 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     while True:
         try:
             return _bound_once(host, port)
+        except UnicodeError:  # a label of the name is empty or too long
+            raise _not_there(host, port, "this is no name of a host") from None
         except OSError as error:
             tries -= 1  # a port that is free at the first address may be taken at the next one
             if error.errno != errno.EADDRINUSE or not tries:

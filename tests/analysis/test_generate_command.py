@@ -12,6 +12,7 @@ import griffin_eval as package
 from griffin_eval.checkpoints import folder
 from griffin_eval.cli import generate
 from griffin_eval.cli.main import app
+from griffin_eval.errors import ArgumentError
 
 CHECKPOINT = folder("bytes_griffin")
 PROMPT = "import os\n"
@@ -34,6 +35,11 @@ def test_the_text_is_that_of_the_python_api(model, monkeypatch):
         "text": expected.text,
         "tokens": expected.tokens.tolist(),
     }
+
+
+def test_a_prompt_that_is_not_utf8_is_refused():
+    done = CliRunner().invoke(app, ["generate", str(CHECKPOINT)], input=b"a\xff")
+    assert "not UTF-8" in str(done.exception) and isinstance(done.exception, ArgumentError)
 
 
 def test_one_text_gives_one_continuation(model):

@@ -428,7 +428,8 @@ def test_tokens_and_what_the_server_is(server, evaluator):
 
 def test_an_address_that_is_taken_is_named_before_the_model_is_loaded(server, tmp_path):
     port = server.url.rpartition(":")[2]
-    for options in (["--port", port], ["--host", "256.1.1.1", "--api-key", "k"]):
+    hosts = (["--host", name, "--api-key", "k"] for name in ("256.1.1.1", "a..b"))
+    for options in (["--port", port], *hosts):
         refused = griffin_eval("serve", tmp_path, *options)
         assert refused.returncode == 2 and "cannot listen at" in refused.stderr
 
