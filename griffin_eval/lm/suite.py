@@ -20,6 +20,7 @@ from lm_eval.api.task import Task
 from lm_eval.config.evaluate_config import EvaluatorConfig
 
 import griffin_eval
+from griffin_eval.converters.files import existing_kind
 from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.json_files import read_json, write_whole
 from griffin_eval.sharding.launch import Launch
@@ -60,7 +61,7 @@ def run_frozen(arguments: Sequence[str], *, suite: Path | None, freeze: Path | N
         raise ArgumentError("--suite runs a suite and --freeze writes one: give one of them")
     if Launch.of_environment().world_size > 1:
         raise ArgumentError("--suite and --freeze are for one process: start it without a launcher")
-    if freeze is not None and freeze.exists():
+    if freeze is not None and existing_kind(freeze) is not None:
         raise ArgumentError(f"--freeze {freeze} exists already: name a new file")
     command = HarnessCLI()
     with mock.patch("sys.argv", ["lm_eval", "run", *arguments]):
@@ -124,7 +125,10 @@ def read_suite(path: Path) -> Suite:
         if content[_KEY] != LAYOUT:
             raise BadInput(f"{path} has layout {content[_KEY]}, and this version reads {LAYOUT}")
         suite = Suite(content["settings"], content["versions"], content["tasks"])
-        if not all(isinstance(part, dict) and part for part in suite):
+        parts = (*suite, *suite.tasks.values())
+        if not all(isinstance(part, dict) and part for part in parts):
+            raise TypeError
+        if not isinstance(suite.settings["tasks"], str | list):
             raise TypeError
         unknown = sorted(set(suite.settings) - set(SETTINGS))
     except (KeyError, TypeError):

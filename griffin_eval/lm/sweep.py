@@ -316,7 +316,12 @@ def _check_settings(settings: dict[str, Any], output: Path) -> dict[str, str]:
             f"{output} has results of a sweep with another {', '.join(differ)}: choose another "
             "folder for --output, or the same settings"
         )
-    return dict(known.get("checkpoints", {}))
+    if not isinstance(checkpoints := known.get("checkpoints", {}), dict):
+        raise ArgumentError(
+            f"{file}: expected an object as checkpoints, found {checkpoints!r:.100}; choose "
+            "another folder for --output"
+        )
+    return checkpoints
 
 
 def _source(target: Target) -> str:

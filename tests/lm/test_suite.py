@@ -142,6 +142,13 @@ def test_files_and_processes_that_cannot_be_used(frozen, tmp_path, monkeypatch):
         (tmp_path / "other.json").write_text(content)
         with pytest.raises(BadInput, match=r"other\.json"):
             run_frozen(MODEL, suite=tmp_path / "other.json", freeze=None)
+    whole = json.loads(frozen.read_text())
+    for part in ({"tasks": {"x": "text"}}, {"settings": whole["settings"] | {"tasks": 5}}):
+        (tmp_path / "other.json").write_text(json.dumps(whole | part))
+        with pytest.raises(BadInput, match=r"other\.json is no suite"):
+            read_suite(tmp_path / "other.json")
+    with pytest.raises(BadInput, match="is no folder: name another path"):
+        run_frozen(MODEL, suite=None, freeze=frozen / "below" / "new")
     change_layout = json.loads(frozen.read_text()) | {"griffin_eval_suite": 2}
     frozen.write_text(json.dumps(change_layout))
     with pytest.raises(BadInput, match="layout 2"):

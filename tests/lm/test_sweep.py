@@ -308,6 +308,10 @@ def test_results_of_another_training_are_not_taken(run_folder, swept, tmp_path):
     assert "evaluated: 0, skipped: 3" in run(run_folder, *options(output))
     with pytest.raises(BadInput, match=f"has results of {run_folder}/9, not of {other}/9: choose"):
         run(other, *options(output))
+    settings = json.loads((output / "sweep.json").read_text())
+    (output / "sweep.json").write_text(json.dumps(settings | {"checkpoints": 5}))
+    with pytest.raises(BadInput, match="expected an object as checkpoints, found 5"):
+        run(run_folder, *options(output))
 
 
 def test_steps_are_finished_checkpoints(run_folder, tmp_path):
