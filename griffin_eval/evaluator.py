@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Continuation", "Evaluator", "Score"]
 
+_NO_TOKEN = "expected a text with at least one token, found an empty one"
+
 Text = str | Sequence[int]  # a text, or its token ids
 
 
@@ -275,8 +277,8 @@ class Evaluator:
             New tokens and text of every prompt, in order; a single one for a single text.
 
         Raises:
-            ValueError: A prompt has no token, ids are not the model's, ``temperature``, ``top_p``
-                or ``max_new_tokens`` is out of range, or logits are not finite.
+            ValueError: A prompt has no token, ids are not the model's, ``temperature``, ``top_p``,
+                ``max_new_tokens`` or ``seed`` is out of range, or logits are not finite.
         """
         from griffin_eval.engine import parallel
         from griffin_eval.engine.generation import Prompt
@@ -285,6 +287,8 @@ class Evaluator:
         sampling = checked(Sampling(temperature, top_k, top_p))
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
             raise ArgumentError(f"expected a number of new tokens, not {max_new_tokens!r:.100}")
+        if not isinstance(seed, Integral) or seed < 0:
+            raise ArgumentError(f"expected an integer of 0 or more as seed, not {seed!r:.100}")
         self._model.confirm_weights()
         several = [prompts] if isinstance(prompts, str) else _several(prompts)
         asked = [
@@ -415,6 +419,8 @@ class Evaluator:
 
         if (state := self._model.state) is not None:
             own = self.tokenizer.encode(text) if isinstance(text, str) else self._checked(text)
+            if scored and not len(own):
+                raise ArgumentError(_NO_TOKEN)
             return np.array([state.origin.last_token, *own], np.int32)
         if not isinstance(text, str):
             return self._checked(text)
@@ -423,6 +429,8 @@ class Evaluator:
             encoded = encode_with_bos(self.tokenizer, text, self._model.add_bos)
             return np.array(encoded or [prefix], np.int32)
         encoded = self.tokenizer.encode(text)
+        if not encoded:
+            raise ArgumentError(_NO_TOKEN)
         own = encoded[:1] == [prefix]
         return np.array(encoded if own else [prefix, *encoded], np.int32)
 

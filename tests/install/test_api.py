@@ -210,6 +210,14 @@ def test_damaged_weights_are_refused_before_a_result(tmp_path):
 def test_a_number_of_new_tokens_is_one(model, wrong):
     with pytest.raises(ValueError, match=f"expected a number of new tokens, not {wrong}"):
         model.generate(["a"], max_new_tokens=wrong)
+    with pytest.raises(ValueError, match=f"expected an integer of 0 or more as seed, not {wrong}"):
+        model.generate(["a"], seed=wrong)
+
+
+def test_an_empty_text_has_no_score(model):
+    for call in (lambda: model.score(["a", ""]), lambda: model.layer_states("")):
+        with pytest.raises(ValueError, match="at least one token, found an empty one"):
+            call()
 
 
 @pytest.mark.parametrize("framework", fast(["torch"], ["torch", "jax"]))
