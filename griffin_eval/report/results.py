@@ -395,7 +395,10 @@ def _read_file(file: Path) -> dict[str, Any]:
     for key, value, kinds in _typed(content):
         if not isinstance(value, kinds):
             expected = " or ".join(_KINDS[kind] for kind in kinds)
-            raise ReportError(f"{file}: expected {expected} as {key}, found {value!r:.100}")
+            raise ReportError(
+                f"{file}: expected {expected} as {key}, found {value!r:.100}; evaluate again, or "
+                "leave the file out"
+            )
     return content
 
 
