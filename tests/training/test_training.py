@@ -317,7 +317,7 @@ REFUSED = [
     (("bytes", "--model", "hawk", "--learning-rate", "inf"), "above 0, found inf"),
     (("bytes", "--model", "hawk", "--dtype", "float16"), "float32 or bfloat16, found"),
     (("bytes", "--model", "hawk", "--pieces", "3"), "does not divide a step's 8 rows"),
-    (("bytes", "--model", "hawk", "--mesh", "rows=2"), "axes data and model, such as"),
+    (("bytes", "--model", "hawk", "--mesh", "rows=2"), "axes data and model, each once, such as"),
     (("bytes", "--model", "hawk", "--mesh", "model=64"), "it takes 64 devices, and this"),
     (("bytes", "--model", "hawk", "--keep", "0"), "--keep must be all or at least 1"),
 ]
