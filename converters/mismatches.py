@@ -19,6 +19,8 @@ from griffin_eval.converters.tensors import FLOATS, LazyTensor, same_bits
 from griffin_eval.layout import param_specs
 from griffin_eval.messages import listed
 
+_MAX_COMPARED = 2_000  # names that are searched for one like another; 100,000 take a minute
+
 
 def mismatches(
     tensors: Mapping[str, LazyTensor],
@@ -136,7 +138,7 @@ def _names_and_shapes(
 
     def hint(name: str) -> str:
         # A renamed key is near one that is missing; a surplus layer near one that is there.
-        for candidates in (missing, list(expected)):
+        for candidates in (missing[:_MAX_COMPARED], list(expected)[:_MAX_COMPARED]):
             if near := difflib.get_close_matches(name, candidates, n=1, cutoff=0.75):
                 return f"{name!r}, nearest {show(near[0])}"
         return repr(name)
