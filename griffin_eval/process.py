@@ -9,9 +9,10 @@ import os
 import sys
 
 # OpenMP's threads wait for each other in a busy loop. If another process uses their core, this
-# wastes their share of it: beside one busy process PyTorch took 25 to 90 times as long. With 2,000
-# turns it takes 2 to 2.5 times as long; alone, with 1 to 1.25 times what unlimited turns take.
-# With 200 turns it is faster beside a busy process, but decodes at half the speed alone.
+# wastes their share of it: beside one busy process PyTorch took 50 to 90 times as long. With 2,000
+# turns it takes 2.3 to 2.7 times as long there, and alone 1.05 to 1.25 times as long as with
+# unlimited ones. 200 turns are faster beside a busy process, but alone took 1.4 to 1.8 times as
+# long.
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "2000"
 # Maximum number of programs that oneDNN and PyTorch's layer over it cache, 1,024 by default. Each
 # takes 60 kB and serves one number of rows in a matrix product; steps have many.
