@@ -8,6 +8,7 @@ file's memory in place.
 
 import json
 import math
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -59,6 +60,7 @@ class SafetensorsWriter(Writer):
         }
         self._headers: dict[str, bytes] = {}
         self._slots: dict[str, tuple[str, int]] = {}  # file of a tensor, and its first byte there
+        self._unwritten = {file: set(names) for file, names in self.shards.items()}
         self.nbytes: dict[str, int] = {}
         for file, names in self.shards.items():
             self._lay_out(file, {name: specs[name] for name in names})
@@ -73,6 +75,10 @@ class SafetensorsWriter(Writer):
                         handle.truncate(self.nbytes[file])
             with open(self.folder / file, "r+b", buffering=0) as handle:
                 write_array(handle.fileno(), start, shape, numpy_dtype(dtype), chunks)
+                with self._lock:
+                    self._unwritten[file].discard(name)
+                if not self._unwritten[file]:  # start to wait for the disk while other files grow
+                    os.fsync(handle.fileno())
 
     def _finish(self) -> None:
         """Write the index, if there are several shards."""
