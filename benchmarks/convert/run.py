@@ -8,6 +8,7 @@ largest anonymous resident size (RssAnon): the system can reclaim pages of a map
 
 import itertools
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -39,7 +40,16 @@ from griffin_eval.layout import param_specs
 
 MERGING, DEQUANTISING = 1.3, 2.5  # largest ratios to a plain conversion
 TARGET = "griffin"  # format of merged and dequantised outputs
-COLUMNS = ("seconds", "limit", "x limit", "at most", "memory, MB", "over tensor", "output, MB")
+COLUMNS = (
+    "seconds",
+    "CPU seconds",
+    "limit",
+    "x limit",
+    "at most",
+    "memory, MB",
+    "over tensor",
+    "output, MB",
+)
 
 
 class Conversion(NamedTuple):
@@ -59,9 +69,11 @@ class Conversion(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The seconds of a process, and its largest anonymous memory in bytes."""
+    """The seconds of a process, those of the processors, and its largest anonymous memory in
+    bytes."""
 
     seconds: float
+    cpu: float
     memory: int
 
 
@@ -184,6 +196,7 @@ def _measure(
 
     def measured(name: str) -> Run:
         nonlocal size
+        os.sync()  # or this run would also write what earlier ones left in memory
         run = turns[name]()
         if name != "limit":
             size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
@@ -195,9 +208,10 @@ def _measure(
     limits = [each.seconds for each in runs.pop("limit")]
     for name, each in runs.items():
         seconds, memory = [one.seconds for one in each], max(one.memory for one in each)
+        cpu = [one.cpu for one in each]
         yield _row(
             name,
-            *map(_spread, (seconds, limits, ratios(seconds, limits))),
+            *map(_spread, (seconds, cpu, limits, ratios(seconds, limits))),
             "" if conversion.max_ratio is None else f"{conversion.max_ratio:g}",
             *(f"{memory / 1e6:.0f}", f"{(memory - tensor) / 1e6:+.0f}", f"{size / 1e6:.0f}"),
         )
@@ -205,7 +219,7 @@ def _measure(
 
 def _run(command: Sequence[str | Path]) -> Run:
     with tempfile.TemporaryFile("w+") as errors:
-        begin, memory = time.perf_counter(), 0
+        begin, cpu, memory = time.perf_counter(), _cpu_of_children(), 0
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
         try:
             while process.poll() is None:
@@ -218,7 +232,12 @@ def _run(command: Sequence[str | Path]) -> Run:
         errors.seek(0)
         if process.returncode:
             raise Failed(how_it_ended("the conversion", process.returncode, errors.read()))
-    return Run(seconds, memory)
+    return Run(seconds, _cpu_of_children() - cpu, memory)
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _copy(source: Path, destination: Path) -> Run:
@@ -229,7 +248,7 @@ def _copy(source: Path, destination: Path) -> Run:
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
-    return Run(time.perf_counter() - begin, 0)
+    return Run(time.perf_counter() - begin, 0, 0)
 
 
 def _largest_tensor(folder: Path) -> int:
@@ -247,7 +266,7 @@ def _spread(values: list[float]) -> str:
 
 
 def _row(what: str, *cells: str) -> str:
-    widths = (20, 20, 20, 9, 12, 12, 12)
+    widths = (20, 22, 20, 20, 9, 12, 12, 12)
     return what.ljust(44) + "".join(
         cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
     )
