@@ -266,22 +266,27 @@ def check_body(kind: type[Body], body: dict[str, Any]) -> Body:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        raise _refusal(kind, body, error) from None
+
+
+def _refusal(kind: type[Fields], body: dict[str, Any], error: ValidationError) -> Refused:
+    """Return the refusal of a body for the first of its errors."""
+    first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")  # a Refused of a validator in this file
     if cause and not first["loc"]:
-        raise cause
+        return Refused(f"{cause}", param=cause.param)
     name, *inner = first["loc"]
     place = f"{name}" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in inner)
     if first["type"] == "missing":
-        raise Refused(f"{place} is missing", param=f"{name}")
+        return Refused(f"{place} is missing", param=f"{name}")
     if cause:
-        raise Refused(f"{place}: {cause}", param=f"{name}")
+        return Refused(f"{place}: {cause}", param=f"{name}")
     expected, found = re.sub(r"^\w+ should", "must", first["msg"]), first["input"]
     if first["type"] == "model_type":
         expected = "must be an object"
     if description := kind.model_fields[f"{name}"].description:
         place, expected, found = name, f"must be {description}", body[f"{name}"]
-    raise Refused(f"{place} {expected}, found {brief(found):.60}", param=f"{name}")
+    return Refused(f"{place} {expected}, found {brief(found):.60}", param=f"{name}")
 
 
 def read_body(content: bytes) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class ServedModel:
         try:
             return render(template, messages, self.tokenizer)
         except TemplateRefused as error:
-            refused = error
+            refused = str(error)
         system = [m["content"] for m in messages if m["role"] == "system"]
         rest = [dict(m) for m in messages if m["role"] != "system"]
         if system and rest:
@@ -205,7 +205,7 @@ class ServedModel:
             try:
                 return render(template, rest, self.tokenizer)
             except TemplateRefused as error:
-                refused = error
+                refused = str(error)
         raise Refused(f"the chat template refuses these messages: {refused}", param="messages")
 
     def _check_template(self, start: str, template: str | None) -> None:

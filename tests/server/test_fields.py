@@ -1,7 +1,10 @@
 """Every field that a client may send, by the tables of docs/serve.md and the types of openai."""
 
+import contextlib
+import gc
 import json
 import re
+import weakref
 from pathlib import Path
 
 import openai
@@ -95,6 +98,25 @@ def test_fields_of_messages():
             with pytest.raises(Refused, match=rf"messages\[0\].*{name}") as error:
                 read_messages([SAID[0] | {name: value}])
             assert error.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"top_logprobs": 3}, {"no_such_parameter": 1}, {"temperature": "hot"}]
+)
+def test_a_refused_body_is_freed_without_the_garbage_collector(wrong):
+    class Body(dict):  # a class of its own allows weak references
+        pass
+
+    body = Body({"messages": SAID} | wrong)
+    freed = weakref.ref(body)
+    gc.disable()
+    try:
+        with contextlib.suppress(Refused):
+            check_body(ChatBody, body)
+        del body
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_the_tables_have_every_field():

@@ -14,7 +14,7 @@ import numpy as np
 from griffin_eval.engine.limits import SMALLEST_STEP, Limits
 from griffin_eval.engine.live.kept import keep, learn, place
 from griffin_eval.engine.live.requests import Counts, PromptScores, Request
-from griffin_eval.engine.live.tree import NEVER, LiveEdge, insert
+from griffin_eval.engine.live.tree import EDGE_BYTES, NEVER, LiveEdge, insert, remove_oldest
 from griffin_eval.engine.memory import return_freed_memory
 from griffin_eval.engine.pool import Part, Pool
 from griffin_eval.runners.protocol import Runner
@@ -22,8 +22,10 @@ from griffin_eval.states.saved_state import SavedState
 from griffin_eval.states.state_cache import StateCache
 
 MAX_EDGES = 63  # maximum number of edges in a step
-EDGE_BYTES = 500  # memory of an edge without its arrays
 TOKEN_BYTES = 12  # memory of a token's id and log-probability
+# The tree is looked through each time it may have grown by this fraction of its limit, so that the
+# heap, which its small arrays fragment, stays as small as it was.
+GROWTH = 1 / 16
 SHORT = 8  # whole steps; a prompt with fewer left to read is not slowed down for decoding
 FORGOTTEN = 0.998  # decay of the time of a step that took too long, so that it is tried again
 LONG = 512  # length of an edge whose state is kept even if no request needs it yet
@@ -473,23 +475,12 @@ class PromptReader:
         freed memory to the system."""
         token_bytes = TOKEN_BYTES + 16 * self._largest_top
         grown = token_bytes * self._counts.tokens_read + 2 * EDGE_BYTES * self._counts.requests
-        if grown - self._grown < self._tree_bytes // 4:
+        if grown - self._grown < self._tree_bytes * GROWTH:
             return
         self._grown = grown
-        self._cut()
-        return_freed_memory()
-
-    def _cut(self) -> None:
-        edges = [e for root in self.roots.values() for e in root.below() if e.parent is not None]
-        total = sum(edge.nbytes + EDGE_BYTES for edge in edges)
-        for edge in sorted(edges, key=lambda one: (one.used, -one.start)):
-            if total <= self._tree_bytes // 2:
-                break
-            if edge.requests or edge.children or edge.parent is None:
-                continue
+        for edge in remove_oldest(self.roots.values(), self._tree_bytes // 2):
             self.pool.drop(edge)
-            del edge.parent.children[int(edge.tokens[0])]
-            total -= edge.nbytes + EDGE_BYTES
+        return_freed_memory()
 
 
 def lately(before: float, now: float) -> float:

@@ -1,6 +1,6 @@
 """A radix tree of tokens that grows while it is read, with the results on its edges."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from griffin_eval.engine.tree import common_prefix
 from griffin_eval.states.state_cache import Beginning
 
+EDGE_BYTES = 500  # memory of an edge without its arrays
 NEVER = 1 << 62  # larger than the index of any token
 _NONE = np.empty(0, np.int64)
 
@@ -77,9 +78,9 @@ class LiveEdge:
 
     @property
     def nbytes(self) -> int:
-        """Memory in bytes of the tokens and their log-probabilities."""
+        """Memory in bytes of the edge, its tokens and their log-probabilities."""
         arrays = self.tokens, self.logprobs, self.top_tokens, self.top_logprobs
-        return sum(array.nbytes for array in arrays)
+        return EDGE_BYTES + sum(array.nbytes for array in arrays)
 
     def next_ids(self, count: int) -> np.ndarray:
         """Return the int32 [count] ids of the next tokens."""
@@ -188,3 +189,18 @@ def split(edge: LiveEdge, length: int) -> LiveEdge:
         edge.position = edge.start
     first.children[int(edge.tokens[0])] = edge
     return first
+
+
+def remove_oldest(roots: Iterable[LiveEdge], max_bytes: int) -> Iterator[LiveEdge]:
+    """Remove the least recently used edges from trees until they take at most ``max_bytes``, and
+    yield each. Edges with unfinished requests or with children stay."""
+    edges = [edge for root in roots for edge in root.below() if edge.parent is not None]
+    total = sum(edge.nbytes for edge in edges)
+    for edge in sorted(edges, key=lambda one: (one.used, -one.start)):
+        if total <= max_bytes:
+            break
+        if edge.requests or edge.children or edge.parent is None:
+            continue
+        del edge.parent.children[int(edge.tokens[0])]
+        total -= edge.nbytes
+        yield edge
