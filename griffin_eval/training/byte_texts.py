@@ -125,7 +125,7 @@ def write_byte_tokenizer(folder: str | Path) -> None:
         single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", BOS)]
     )
     folder = Path(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

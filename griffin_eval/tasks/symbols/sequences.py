@@ -107,7 +107,7 @@ def write_symbol_tokenizer(folder: str | Path) -> None:
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(marker, normalized=False)])
     folder = Path(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": marker,
