@@ -10,6 +10,7 @@ import json
 import math
 import os
 import struct
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class SafetensorsWriter(Writer):
         }
         self._headers: dict[str, bytes] = {}
         self._slots: dict[str, tuple[str, int]] = {}  # file of a tensor, and its first byte there
+        self._locks = {file: threading.Lock() for file in self.shards}
         self._unwritten = {file: set(names) for file, names in self.shards.items()}
         self.nbytes: dict[str, int] = {}
         for file, names in self.shards.items():
@@ -74,7 +76,8 @@ class SafetensorsWriter(Writer):
                         handle.write(header)
                         handle.truncate(self.nbytes[file])
             with open(self.folder / file, "r+b", buffering=0) as handle:
-                write_array(handle.fileno(), start, shape, numpy_dtype(dtype), chunks)
+                kind, lock = numpy_dtype(dtype), self._locks[file]
+                write_array(handle.fileno(), start, shape, kind, chunks, lock)
                 with self._lock:
                     self._unwritten[file].discard(name)
                 if not self._unwritten[file]:  # start to wait for the disk while other files grow

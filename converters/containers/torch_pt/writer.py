@@ -9,6 +9,7 @@ import contextlib
 import math
 import pickle
 import struct
+import threading
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ class TorchWriter(Writer):
         self.path = Path(path)
         self._entries: dict[str, zipfile.ZipInfo] = {}
         self._starts: dict[str, int] = {}
+        self._writing = threading.Lock()
         with writing(self.path):
             self._file = open(self.path, "w+b")
             self._archive = zipfile.ZipFile(self._file, "w")  # writes nothing yet
@@ -54,7 +56,8 @@ class TorchWriter(Writer):
     def _write(self, name: str, shape: Shape, dtype: str, chunks: Iterable[np.ndarray]) -> None:
         kind, start = numpy_dtype(dtype), self._starts[name]
         with writing(self.path):
-            crc = write_array(self._file.fileno(), start, shape, kind, chunks, checksum=True)
+            file, lock = self._file.fileno(), self._writing
+            crc = write_array(file, start, shape, kind, chunks, lock, checksum=True)
         self._entries[name].CRC = crc
 
     def _finish(self) -> None:
