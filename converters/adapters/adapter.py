@@ -2,7 +2,7 @@
 
 LoRA, rsLoRA and DoRA are read. What an adapter_config.json says of the training alone is ignored.
 Everything else changes what the adapter computes: a field that is not read here must be absent,
-null, false or empty.
+null, false or empty. The methods in `BY_PEFT` are left to peft, which reads their fields itself.
 """
 
 import functools
@@ -29,6 +29,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"  # read if the safetensors file is absent, as in peft
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE)
+LORA = "LORA"
+BY_PEFT = ("LOHA", "LOKR", "IA3", "OFT", "BOFT", "HRA")  # merged by `peft_layers`
 
 
 # Keys about the training, its base, and the search for targets: they do not change the result.
@@ -42,6 +44,8 @@ _READ = {
     *("lora_bias", "bias", "ensure_weight_tying", "modules_to_save", "trainable_token_indices"),
     *("target_modules", "target_parameters", "init_lora_weights"),
 }
+# Fields of the methods in `BY_PEFT` that are read here.
+_READ_OF_OTHERS = ("modules_to_save", "target_modules", "layers_to_transform", "exclude_modules")
 # Initial values that leave the base's weights alone; all others subtract something from them.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _MAX_RANK = 1 << 20
@@ -52,6 +56,7 @@ class AdapterConfig:
     """The fields of an adapter_config.json that change the arithmetic.
 
     Attributes:
+        method: `LORA`, or one of `BY_PEFT`.
         rank, alpha: r and α of every module that no pattern names.
         rank_patterns, alpha_patterns: r and α of other modules, by regular expression.
         root_of_rank: Whether α is divided by the root of the rank (rsLoRA).
@@ -65,6 +70,7 @@ class AdapterConfig:
             map.
     """
 
+    method: str
     rank: int
     alpha: float
     rank_patterns: Mapping[str, int]
@@ -109,15 +115,18 @@ def base_named_in(folder: Path) -> str | None:
 
 
 def read_adapter_config(path: Path) -> AdapterConfig:
-    """Read an adapter_config.json; CheckpointError if it cannot be read, is of another kind than
-    LoRA, or for every field that has an impossible value or changes the arithmetic in a way that
+    """Read an adapter_config.json; CheckpointError if it cannot be read, is of a method that is not
+    known, or for every field that has an impossible value or changes the arithmetic in a way that
     is not known."""
     raw = read_json(path)
-    if raw.get("peft_type") != "LORA":
+    method = raw.get("peft_type")
+    if method not in (LORA, *BY_PEFT):
         raise CheckpointError(
-            f"{path}: expected peft_type 'LORA' (LoRA, rsLoRA or DoRA), found "
-            f"{brief(raw.get('peft_type'))}, which is not supported: merge it with peft"
+            f"{path}: expected peft_type 'LORA' (LoRA, rsLoRA or DoRA) or {', '.join(BY_PEFT)}, "
+            f"found {brief(method)}, which is not supported: merge it with peft"
         )
+    if method != LORA:
+        raw = {name: raw.get(name) for name in _READ_OF_OTHERS}
     problems: list[str] = []
 
     def take(name: str, fits: Callable[[Any], bool], expected: str, default: Any) -> Any:
@@ -149,6 +158,7 @@ def read_adapter_config(path: Path) -> AdapterConfig:
     targets, narrowing = raw.get("target_modules"), ("layers_to_transform", "exclude_modules")
     partly = any(raw.get(key) not in (None, [], "") for key in narrowing)  # 0 is a layer
     config = AdapterConfig(
+        method=method,
         rank=take("r", _is_rank, "a positive rank", 8),
         alpha=take("lora_alpha", _is_number, "a finite number", 8),
         rank_patterns=patterns("rank_pattern", _is_rank, "a positive rank"),
@@ -231,7 +241,7 @@ def _matching(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 class Adapter:
-    """An adapter of peft, a LoRA, rsLoRA or DoRA, in a folder with ``adapter_config.json`` and
+    """An adapter of peft in a folder with ``adapter_config.json`` and
     ``adapter_model.safetensors`` or ``.bin``. CheckpointError if a file is missing, damaged or
     not supported.
 

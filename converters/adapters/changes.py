@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from griffin_eval.config import GriffinConfig
-from griffin_eval.converters.adapters.adapter import ADAPTER_CONFIG, Adapter
+from griffin_eval.converters.adapters.adapter import ADAPTER_CONFIG, LORA, Adapter
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
 from griffin_eval.converters.tensors import (
     FLOATS,
@@ -23,7 +23,7 @@ from griffin_eval.messages import brief, listed
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _A, _B, _B_BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
 _ROWS_A, _ROWS_B = "lora_embedding_A", "lora_embedding_B"
 _MAGNITUDE, _TOKENS = "lora_magnitude_vector", "token_adapter.trainable_tokens_delta"
@@ -45,6 +45,8 @@ class Change:
         scale: Factor, with the adapter's weight in it.
         magnitude: Magnitudes of the rows of a linear map, or of the columns of an embedding.
         tokens: Tensor that replaces the rows ``ids``.
+        by_peft: Shape of the linear map, [outputs, inputs], whose weight or bias peft's own layer
+            changes (see `peft_layers`).
     """
 
     adapter: Adapter
@@ -58,11 +60,12 @@ class Change:
     magnitude: str | None = None
     tokens: str | None = None
     ids: tuple[int, ...] = ()
+    by_peft: Shape = ()
 
     @property
     def adds(self) -> bool:
         """Whether the change is a mere sum, which can be weighted and combined with others."""
-        return self.value is self.magnitude is self.tokens is None
+        return self.value is self.magnitude is self.tokens is None and not self.by_peft
 
 
 def changes_of(adapter: Adapter, config: GriffinConfig) -> dict[str, Change]:
@@ -87,7 +90,7 @@ def vocabulary_of(adapter: Adapter, config: GriffinConfig) -> int:
     """
     rows: dict[str, int] = {}
     for name, tensor in adapter.container.tensors.items():
-        parameter = re.sub(r"(\.token_adapter)?\.base_layer", "", name.removeprefix(_PREFIX))
+        parameter = re.sub(r"(\.token_adapter)?\.base_layer", "", name.removeprefix(PREFIX))
         if parameter in (EMBEDDING, HEAD) and tensor.shape[1:] == (config.width,):
             rows[parameter] = tensor.shape[0]
     trained = [name for name in rows if adapter.config.saves(name.removesuffix(".weight"))]
@@ -105,6 +108,7 @@ class _Reading:
     def __init__(self, adapter: Adapter, config: GriffinConfig):
         self.problems: list[str] = []
         self._adapter, self._config, self._tied = adapter, adapter.config, config.tie_embeddings
+        self._method = "LoRA" if self._config.method == LORA else self._config.method
         self._tensors = adapter.container.tensors
         self._shapes: dict[str, Shape] = {n: s.shape for n, s in param_specs(config).items()}
         self._shapes.setdefault(HEAD, self._shapes[EMBEDDING])
@@ -125,12 +129,12 @@ class _Reading:
         if self._left:
             self.problems.insert(
                 0,
-                f"{len(self._left)} tensors that are no part of a LoRA of this model "
+                f"{len(self._left)} tensors that are no part of a {self._method} of this model "
                 f"({listed(self._left, repr)})",
             )
         if self._misshapen:
             advice = "adapter and base do not belong together"
-            modules = tuple(f"'{_PREFIX}{m}." for m in (_EMBEDDING_MODULE, _HEAD_MODULE))
+            modules = tuple(f"'{PREFIX}{m}." for m in (_EMBEDDING_MODULE, _HEAD_MODULE))
             if all(each.startswith(modules) for each in self._misshapen):
                 advice = (
                     "if the vocabulary was resized before the adapter was trained, save the "
@@ -155,14 +159,14 @@ class _Reading:
         return changes
 
     def _has(self, bare: str) -> bool:
-        return _PREFIX + bare in self._left
+        return PREFIX + bare in self._left
 
     def _take(self, bare: str, shape: Shape) -> str:
         """Return the full name of a tensor, note a wrong shape, and mark it as used."""
-        del self._left[_PREFIX + bare]
-        if (found := self._tensors[_PREFIX + bare].shape) != shape:
-            self._misshapen.append(f"'{_PREFIX}{bare}' is {found}, expected {shape}")
-        return _PREFIX + bare
+        del self._left[PREFIX + bare]
+        if (found := self._tensors[PREFIX + bare].shape) != shape:
+            self._misshapen.append(f"'{PREFIX}{bare}' is {found}, expected {shape}")
+        return PREFIX + bare
 
     def _change(self, parameter: str, change: Change) -> None:
         self._by_parameter.setdefault(parameter, []).append(change)
@@ -176,7 +180,7 @@ class _Reading:
         places |= {f"{module}.token_adapter.base_layer.{kind}": True} if whole else {}
         if self._has(parameter):  # peft also saves copies of modules trained in full
             for wrapper in ("modules_to_save", "original_module"):
-                self._left.pop(f"{_PREFIX}{module}.{wrapper}.{kind}", None)
+                self._left.pop(f"{PREFIX}{module}.{wrapper}.{kind}", None)
         for bare, shared in places.items():
             if self._has(bare):
                 value = self._take(bare, shape)
@@ -184,6 +188,9 @@ class _Reading:
 
     def _read_module(self, module: str) -> None:
         """Find the changes by the tensors of one module."""
+        if self._config.method != LORA:
+            self._read_layer_of_peft(module)
+            return
         # Parameters that peft adapts directly. It wraps the first one first, so that the last
         # one is outside.
         targeted = [
@@ -206,9 +213,22 @@ class _Reading:
                     "channels, so that no weight can hold it"
                 )
                 for part in parts:
-                    del self._left[_PREFIX + place + part]
+                    del self._left[PREFIX + place + part]
             elif len(self._shapes.get(parameter, ())) in ((2, 3) if targeted else (2,)):
                 self._read_factors(module, place, parameter, parts, targeted=bool(targeted))
+
+    def _read_layer_of_peft(self, module: str) -> None:
+        """Take all tensors of a linear map, whose names and shapes peft checks."""
+        own = [name for name in self._left if name.startswith(f"{PREFIX}{module}.")]
+        shape = self._shapes.get(f"{module}.weight", ())
+        if not own or len(shape) != 2 or module in (_EMBEDDING_MODULE, _HEAD_MODULE):
+            return
+        self._adapted.add(module)
+        for name in own:
+            del self._left[name]
+        for parameter in (f"{module}.weight", f"{module}.bias"):
+            if parameter in self._shapes:
+                self._change(parameter, Change(self._adapter, by_peft=shape))
 
     def _read_factors(
         self, module: str, place: str, parameter: str, parts: Sequence[str], *, targeted: bool
@@ -231,7 +251,7 @@ class _Reading:
         if missing := sorted(wanted.keys() - set(parts)):
             self.problems.append(f"{module} lacks {' and '.join(missing)}")
             for part in wanted.keys() & set(parts):
-                del self._left[_PREFIX + place + part]
+                del self._left[PREFIX + place + part]
             return
         names = {part: self._take(place + part, wanted[part]) for part in sorted(wanted)}
         a, b = (names[part] for part in ((_ROWS_A, _ROWS_B) if rows else (_A, _B)))

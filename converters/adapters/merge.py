@@ -15,6 +15,7 @@ import numpy as np
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.adapters.adapter import Adapter
 from griffin_eval.converters.adapters.changes import Change, changes_of, vocabulary_of
+from griffin_eval.converters.adapters.peft_layers import merged_parameter
 from griffin_eval.converters.naming.tables import EMBEDDING, HEAD
 from griffin_eval.converters.tensors import (
     LazyTensor,
@@ -75,8 +76,8 @@ def plan_merge(
 def _check_alone(name: str, change: Change, adapters: int) -> None:
     if change.adds or (adapters == 1 and change.adapter.weight == 1):
         return
-    what = "is a DoRA"
-    if not change.magnitude:
+    what = f"is a {change.adapter.config.method}" if change.by_peft else "is a DoRA"
+    if not change.magnitude and not change.by_peft:
         what = f"replaces values of {name} (modules_to_save, biases or tokens)"
     raise CheckpointError(
         f"{change.adapter.folder} {what}, of which there are no weighted sums: give this adapter "
@@ -159,6 +160,8 @@ def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> La
     Reading the result raises CheckpointError if an adapter holds NaN, or a sum does not fit into
     the dtype."""
     dtype = stored.dtype
+    if any(change.by_peft for change in changes):
+        return _merged_by_peft(stored, spec, changes[0])
     value = next((change for change in changes if change.value is not None), None)
     if value is not None:
         stored = _replaced(value, dtype)
@@ -185,6 +188,19 @@ def merged(stored: LazyTensor, spec: ParamSpec, changes: Sequence[Change]) -> La
         return result
 
     return by_rows(spec.shape, dtype, rows, grid=stored.grid)
+
+
+def _merged_by_peft(stored: LazyTensor, spec: ParamSpec, change: Change) -> LazyTensor:
+    """Return a parameter that is merged whole whenever a part of it is read."""
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        base = stored.read(stored.whole)
+        wide = base.astype(np.float32)
+        values = merged_parameter(change.adapter, spec.name, wide, change.by_peft)
+        _check_range(spec.name, values, base, stored.dtype)
+        return values[start:stop].astype(base.dtype)
+
+    return by_rows(spec.shape, stored.dtype, rows, grid=spec.shape)
 
 
 def _changed(

@@ -46,7 +46,12 @@ def load_base(folder: Path, dtype: torch.dtype | str = "auto", vocab: int | None
 
 
 def write_adapter(
-    folder: Path, base: Path, seed: int = 0, vocab: int | None = None, **config: Any
+    folder: Path,
+    base: Path,
+    seed: int = 0,
+    vocab: int | None = None,
+    method: str = "Lora",
+    **config: Any,
 ) -> None:
     """Save an adapter with random weights with peft.
 
@@ -55,12 +60,15 @@ def write_adapter(
         base: Folder of the base model.
         seed: Seed of the random weights.
         vocab: Vocabulary size to which the base is resized first, or None.
-        config: Arguments of peft's ``LoraConfig``.
+        method: Name of a method of peft, as in the names of its configs.
+        config: Arguments of peft's config of that method.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = {"r": 3, "lora_alpha": 5, "task_type": "CAUSAL_LM"} | config
-        model = peft.get_peft_model(load_base(base, vocab=vocab), peft.LoraConfig(**given))
+        given = {"r": 3, "lora_alpha": 5} if method == "Lora" else {}
+        given |= {"task_type": "CAUSAL_LM"} | config
+        kind = getattr(peft, f"{method}Config")
+        model = peft.get_peft_model(load_base(base, vocab=vocab), kind(**given))
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
