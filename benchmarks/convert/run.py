@@ -266,7 +266,7 @@ def _spread(values: list[float]) -> str:
 
 
 def _row(what: str, *cells: str) -> str:
-    widths = (20, 22, 20, 20, 9, 12, 12, 12)
+    widths = (20, 20, 20, 20, 9, 12, 12, 12)
     return what.ljust(44) + "".join(
-        cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
+        "  " + cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
     )

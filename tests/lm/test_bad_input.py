@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -160,3 +161,12 @@ def test_missing_framework_is_named_with_its_pip_command(checkpoint, monkeypatch
     for framework in ("torch", "jax", None):
         with pytest.raises(MissingExtraError, match=r"pip install 'griffin-eval\[(torch|jax)\]'"):
             load_runner(checkpoint, framework=framework)
+
+
+@pytest.mark.slow
+def test_what_lm_eval_refuses_is_one_sentence(checkpoint):
+    arguments = ["--model", "griffin", "--model_args", f"pretrained={checkpoint}"]
+    command = [sys.executable, "-m", "griffin_eval", "run", *arguments, "--tasks", "no_such_task"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.endswith("griffin-eval: Tasks not found: no_such_task\n")

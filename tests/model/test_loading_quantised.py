@@ -178,7 +178,7 @@ def test_memory_is_that_of_the_file_and_a_layer(tmp_path):
         assert done.returncode == 0, done.stderr
         taken[how] = int(done.stdout)
     whole = 12 * 6 * 10**6
-    assert taken["plain"] - taken["quantised"] > 0.6 * whole, taken
+    assert taken["plain"] - taken["quantised"] > 0.5 * whole, taken
 
 
 def test_refusals(written, base, tmp_path, monkeypatch):
