@@ -93,18 +93,17 @@ def same_as_torch(source: Path, out: Path, *options: str | Path) -> None:
 
 
 def same_as_flax(source: Path, out: Path) -> None:
-    from flax import serialization
+    from flax import serialization, traverse_util
 
     convert(source, out)
     try:
         tree = serialization.msgpack_restore((source / "checkpoint").read_bytes())
     except (ValueError, TypeError):  # flax may refuse a leaf that we leave out
         return
+    values = {"/".join(map(str, k)): v for k, v in traverse_util.flatten_dict(tree).items()}
     with open_orbax(source) as folder:
         for name in folder.tensors:
-            value = tree
-            for key in [*filter(None, folder.root.split("/")), *name.split("/")]:
-                value = value[key if key in value else next(k for k in value if str(k) == key)]
+            value = values[f"{folder.root}/{name}" if folder.root else name]
             expect_bits(folder.tensors[name].numpy(), np.asarray(value))
 
 
