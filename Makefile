@@ -117,7 +117,7 @@ figures: $(STAMP)
 check: $(STAMP) types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	NODE_OPTIONS=--max-old-space-size=1700 $(BIN)/basedpyright
+	$(BIN)/basedpyright
 	git ls-files '*.py' | xargs $(BIN)/python .ci/check_words.py
 	git ls-files '*.md' | xargs $(BIN)/python .ci/check_links.py
 	cd build/types && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-logo --no-cache
