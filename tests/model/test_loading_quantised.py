@@ -145,8 +145,10 @@ def test_a_layer_is_the_most_that_a_step_of_jax_dequantises(tmp_path):
 _MEMORY = """
 import re, sys, torch
 from griffin_eval.converters.checkpoint import Checkpoint
+from griffin_eval.engine.memory import return_freed_memory
 from griffin_eval.model_torch.loading import load, load_packed
 def anonymous():
+    return_freed_memory()  # how much the heap keeps depends on its layout
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)
@@ -178,7 +180,7 @@ def test_memory_is_that_of_the_file_and_a_layer(tmp_path):
         assert done.returncode == 0, done.stderr
         taken[how] = int(done.stdout)
     whole = 12 * 6 * 10**6
-    assert taken["plain"] - taken["quantised"] > 0.5 * whole, taken
+    assert taken["plain"] - taken["quantised"] > 0.6 * whole, taken
 
 
 def test_refusals(written, base, tmp_path, monkeypatch):
