@@ -51,7 +51,8 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path, save_every: in
     _write_if_changed(file, json.dumps(settings, indent=2) + "\n")
     raw = config_json(config, FORMATS["griffin-orbax"], "float32")
     _write_if_changed(folder / CONFIG_FILE, json.dumps(raw, indent=2) + "\n")
-    DATA[run.recipe.name].write_tokenizer(folder)
+    with writing(folder / "tokenizer.json"):
+        DATA[run.recipe.name].write_tokenizer(folder)
 
 
 def _write_if_changed(path: Path, text: str) -> None:

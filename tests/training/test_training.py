@@ -255,6 +255,17 @@ def test_a_continued_run_rewrites_no_file_partly(tmp_path, monkeypatch):
     assert metrics.read_bytes() == kept + b'{"step": 4}\n'
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("recipe", ["bytes", "induction_heads"])
+def test_a_disk_that_is_full_at_the_tokenizer_is_told_in_a_sentence(tmp_path, recipe):
+    run, folder = small_run("hawk", recipe=recipe, steps=2, layers=1), tmp_path / "run"
+    prepare_folder(run, run.recipe.config("hawk"), folder, 2)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(BadInput, match=r"tokenizer.json cannot be written: No space left"):
+        prepare_folder(run, run.recipe.config("hawk"), folder, 2)
+
+
 def test_a_damaged_run_is_refused(tmp_path):
     folder, run = tmp_path / "run", small_run("hawk", steps=2, layers=1)
     train_model(run, folder, save_every=2)
