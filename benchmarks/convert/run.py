@@ -69,8 +69,7 @@ class Conversion(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The seconds of a process, those of the processors, and its largest anonymous memory in
-    bytes."""
+    """Seconds and CPU seconds of a process, and its largest anonymous memory in bytes."""
 
     seconds: float
     cpu: float

@@ -242,8 +242,8 @@ def _matching(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
 
 class Adapter:
     """An adapter of peft in a folder with ``adapter_config.json`` and
-    ``adapter_model.safetensors`` or ``.bin``. CheckpointError if a file is missing, damaged or
-    not supported.
+    ``adapter_model.safetensors`` or ``.bin``. CheckpointError if a file is missing, damaged or not
+    supported.
 
     Attributes:
         file: Path of the file of tensors.
