@@ -95,8 +95,7 @@ def save(
         # Metrics first: a later run removes a line without a checkpoint, but cannot add one.
         with open(folder / METRICS_FILE, "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        # Orbax warns at every save, since it mistakes the wait below for a slow earlier save.
-        logging.getLogger("absl").addFilter(_is_no_wait_warning)
+        logging.getLogger("absl").addFilter(_is_worth_printing)
         manager.save(step, args=_items(ocp.args.StandardSave, params, state))
         manager.wait_until_finished()  # the next step donates the arrays
     except (OSError, ValueError) as error:  # Orbax raises ValueError for TensorStore's errors
@@ -106,8 +105,11 @@ def save(
         ) from error
 
 
-def _is_no_wait_warning(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("Waiting for previous save")
+def _is_worth_printing(record: logging.LogRecord) -> bool:
+    """Return False for two kinds of Orbax's messages: a warning at every save, since it mistakes
+    waiting for the end of a save for a slow earlier one, and tracebacks of errors, which it also
+    raises."""
+    return not record.exc_info and not str(record.msg).startswith("Waiting for previous save")
 
 
 def restore(
