@@ -202,6 +202,23 @@ def cannot_be_written(path: str | Path, reason: str) -> BadInput:
     return BadInput(f"{path} cannot be written: {reason}")
 
 
+def lock_folder(folder: Path) -> int:
+    """Open a folder and lock it until the returned descriptor is closed.
+
+    Network disks without locks do not lock it. BlockingIOError if another process has locked it.
+    """
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
 def write_array(
     descriptor: int,
     start: int,

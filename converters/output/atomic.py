@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from griffin_eval.converters.files import writing
+from griffin_eval.converters.files import lock_folder, writing
 from griffin_eval.converters.output.replaceable import holds_checkpoint, is_weights_file, strangers
 from griffin_eval.errors import ArgumentError, BadInput
 from griffin_eval.json_files import exists
@@ -116,23 +116,16 @@ class SafeOutput:
 
     def _acquire(self) -> None:
         """Lock the partial folder until this process ends, so that two cannot write into it."""
-        import fcntl
-
         if self._partial.is_symlink() or not self._partial.is_dir():
             raise ArgumentError(f"{self._partial} is in the way: expected no such file; remove it")
         if strangers := set(os.listdir(self._partial)) - {_NEW, _OLD, _JOB}:
             raise ArgumentError(
                 f"{self._partial} holds {min(strangers)!r}, which no conversion wrote: move it away"
             )
-        self._lock = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock_folder(self._partial)
             same = os.path.samestat(os.fstat(self._lock), os.stat(self._partial))
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                return  # a network disk without locks
-            if error.errno not in (errno.EWOULDBLOCK, errno.ENOENT):
-                raise
+        except (BlockingIOError, FileNotFoundError):
             same = False
         if not same:  # locked, or just removed by the process that locked it
             raise BadInput(f"another process is writing {self.destination}: wait until it ends")

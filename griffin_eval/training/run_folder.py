@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from flax import traverse_util
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.configs.own import config_json
-from griffin_eval.converters.files import writing
+from griffin_eval.converters.files import lock_folder, writing
 from griffin_eval.converters.formats import FORMATS
 from griffin_eval.converters.source.steps import FINISHED_FILE
 from griffin_eval.errors import CheckpointError
@@ -53,6 +55,25 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path, save_every: in
     _write_if_changed(folder / CONFIG_FILE, json.dumps(raw, indent=2) + "\n")
     with writing(folder / "tokenizer.json"):
         DATA[run.recipe.name].write_tokenizer(folder)
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Lock the folder of a run, since two runs would mix their metrics.
+
+    Raises:
+        CheckpointError: Another process trains in this folder.
+    """
+    try:
+        lock = lock_folder(folder)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"another process trains in {folder}: wait until it ends, or name another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _write_if_changed(path: Path, text: str) -> None:

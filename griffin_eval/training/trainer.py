@@ -34,6 +34,7 @@ from griffin_eval.training.recipes import Batch, Recipe
 from griffin_eval.training.run_folder import (
     METRICS_FILE,
     lines_until,
+    only_run,
     prepare_folder,
     restore,
     save,
@@ -75,8 +76,8 @@ def train_model(
         The last line of metrics.
 
     Raises:
-        CheckpointError: The folder belongs to another run, the initial checkpoint has another
-            shape, or a checkpoint cannot be written.
+        CheckpointError: The folder belongs to another run or is in use, the initial checkpoint
+            has another shape, or a checkpoint cannot be written.
         ArgumentError: The loss is not finite.
     """
     recipe, config = run.recipe, run.recipe.config(run.model)
@@ -86,6 +87,7 @@ def train_model(
     model = _Model(run, weights, method)
     kept = ocp.CheckpointManagerOptions(max_to_keep=keep)
     with (
+        only_run(folder),
         contextlib.nullcontext() if method.mesh is None else jax.set_mesh(method.mesh),
         ocp.CheckpointManager(folder.resolve(), options=kept) as manager,
         batches(recipe, run.seed, processes_for(jax.default_backend())) as take,

@@ -237,6 +237,17 @@ def test_lines_of_steps_that_were_lost_are_removed(tmp_path):
         train_model(small_run("hawk", steps=3, layers=1), tmp_path / "run")
 
 
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    folder, run = tmp_path / "run", small_run("hawk", steps=2, layers=1)
+
+    def train_again(_metrics):
+        with pytest.raises(CheckpointError, match="another process trains in .*run: wait until"):
+            train_model(run, folder)
+
+    assert train_model(run, folder, progress=train_again)["step"] == 2
+    assert [line["step"] for line in read_metrics(folder / "metrics.jsonl")] == [2]
+
+
 def test_a_continued_run_rewrites_no_file_partly(tmp_path, monkeypatch):
     folder, run = tmp_path / "run", small_run("hawk", steps=2, layers=1)
     train_model(run, folder, save_every=2)
