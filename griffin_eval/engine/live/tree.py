@@ -8,7 +8,7 @@ import numpy as np
 from griffin_eval.engine.tree import common_prefix
 from griffin_eval.states.state_cache import Beginning
 
-EDGE_BYTES = 500  # memory of an edge without its arrays
+EDGE_BYTES = 1000  # memory of an edge without the elements of its arrays, as measured
 NEVER = 1 << 62  # larger than the index of any token
 _NONE = np.empty(0, np.int64)
 
