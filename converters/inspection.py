@@ -112,7 +112,9 @@ def _examine(result: Inspection, kind: str, names: Names | None, overrides: Over
     """Determine the naming, config and problems of an opened container."""
     if names is None and kind != "gguf":
         result.container = _unwrapped(result, kind)
-    result.container = container = decoded(result.container, result.folder)
+    reads_config = names is None or names.config_file
+    container = decoded(result.container, result.folder, reads_config=reads_config)
+    result.container = container
     result.layout = container.layout
     table, ignored = _find_naming(result, kind, names)
     result.left_out = {**result.left_out, **ignored}

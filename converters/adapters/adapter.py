@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from griffin_eval.converters.containers.container import Container
-from griffin_eval.converters.containers.safetensors.reader import open_safetensors
+from griffin_eval.converters.containers.safetensors.reader import ADAPTER_FILE, open_safetensors
 from griffin_eval.converters.containers.torch_pt.reader import open_torch, torch_files
 from griffin_eval.converters.files import checked_pieces, reading
 from griffin_eval.errors import ArgumentError, CheckpointError
@@ -26,7 +26,6 @@ from griffin_eval.json_files import list_folder, read_json
 from griffin_eval.messages import brief, listed, printable
 
 ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"  # read if the safetensors file is absent, as in peft
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE, ADAPTER_PICKLE)
 LORA = "LORA"

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from griffin_eval.converters.containers.safetensors.reader import CODES
 from griffin_eval.converters.quantised import (
     PackedRows,
     Quantised,
@@ -22,6 +23,7 @@ from griffin_eval.converters.quantised import (
     dequantised,
 )
 from griffin_eval.converters.tensors import (
+    FLOATS,
     MAX_DIMENSIONS,
     LazyTensor,
     are_naturals,
@@ -116,7 +118,7 @@ def _read_4_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
         tensor = tensors.get(f"{name}.{part}")
         if tensor is None:
             raise ValueError(f"lacks its {part!r}")
-        if (tensor.dtype, tensor.shape) != (kept_as, (length,)):
+        if (_code(tensor), tensor.shape) != (kept_as, (length,)):
             raise ValueError(
                 f"has {part!r} of {tensor.dtype}, {tensor.shape}, expected {kept_as}, ({length},)"
             )
@@ -177,12 +179,17 @@ def _nested(state: dict[str, Any]) -> tuple[int, float]:
     return block, offset
 
 
+def _code(tensor: LazyTensor) -> str:
+    """Return the name of a dtype: safetensors' for integers, numpy's for floats."""
+    return tensor.dtype if tensor.dtype in FLOATS else CODES.get(tensor.dtype, tensor.dtype)
+
+
 def _read_8_bits(tensors: Tensors, name: str) -> tuple[LazyTensor, list[str]]:
     """Return a parameter stored in 8 bits, and the names of its parts; ValueError, a phrase that
     follows the parameter's name, if it cannot be read."""
     module = name.removesuffix("weight")
     weight, scale = tensors.get(name), tensors[f"{module}SCB"]
-    if weight is None or weight.dtype != "I8" or len(weight.shape) != 2:
+    if weight is None or _code(weight) != "I8" or len(weight.shape) != 2:
         found = "is not there" if weight is None else f"is {weight.dtype}, {weight.shape}"
         raise ValueError(f"{found}, but has an SCB: expected a matrix of I8")
     if (scale.dtype, scale.shape) != ("float32", weight.shape[:1]):

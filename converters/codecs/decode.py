@@ -25,10 +25,11 @@ _REFUSED = {
 _READ = ("bitsandbytes", "mlx", "gguf")  # names of the methods in config.json
 
 
-def decoded(container: Container, folder: Path) -> Container:
+def decoded(container: Container, folder: Path, *, reads_config: bool = True) -> Container:
     """Return a container whose quantised parameters are dequantised when they are read;
-    CheckpointError if the quantisation cannot be read, or is damaged."""
-    stated = _stated(folder)
+    CheckpointError if the quantisation cannot be read, or is damaged. ``reads_config``: whether
+    config.json may describe it."""
+    stated = _stated(folder) if reads_config else {}
     refuse(container, stated, folder)
     tensors = container.tensors
     if not quantised(container):  # GGUF's blocks are dequantised already

@@ -68,6 +68,8 @@ def open_gguf(path: str | Path) -> Container:
     file = TensorFile(_find_file(Path(path)))
     try:
         tensors, left_out = _read(file, _Header(file.data))
+    except CheckpointError:
+        raise
     except ValueError as error:
         raise CheckpointError(f"{file.path} {error}; {DAMAGED}") from None
     files = [file.path]
@@ -79,7 +81,7 @@ def _read(file: TensorFile, header: "_Header") -> tuple[dict[str, LazyTensor], d
     follows the file's name, if the header is damaged."""
     metadata = header.metadata()
     parts = metadata.get(_PARTS, 1)
-    if parts != 1:
+    if parts not in (0, 1):  # llama-gguf-split --merge writes 0
         raise CheckpointError(
             f"{file.path} is one of {brief(parts)} parts of a model: join them with "
             "llama-gguf-split --merge"

@@ -14,7 +14,7 @@ from griffin_eval.converters.containers.orbax.find import (
     looks_like_orbax,
 )
 from griffin_eval.converters.containers.safetensors.reader import (
-    is_weights,
+    model_names,
     open_safetensors,
     weight_files,
 )
@@ -53,8 +53,8 @@ torch_writer = _later("torch_pt.writer", "TorchWriter")
 CONTAINERS: dict[str, ContainerKind] = {
     "safetensors": ContainerKind(  # one file, or shards and their index, beside a config.json
         noun="safetensors",
-        looks_like=lambda path: path.is_dir() and bool(list_folder(path, "*.safetensors*")),
-        recognises=lambda names: any(map(is_weights, names)),
+        looks_like=lambda path: path.is_dir() and bool(model_names(list_folder(path))),
+        recognises=lambda names: any(n.endswith(".safetensors") for n in model_names(names)),
         weight_files=weight_files,
         open=lambda path, item: open_safetensors(path),
         output_files=output_files,

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Modules of torch.compile, FSDP and activation checkpointing, within any name.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_STATES = ("optimizers.", "scheduler.", "lr_scheduler.", "scaler.", "rng")
+# The last one is the counter of torch.optim.swa_utils.AveragedModel.
+_STATES = ("optimizers.", "scheduler.", "lr_scheduler.", "scaler.", "rng", "n_averaged")
 _LAST_NORM = "model.final_norm.weight"  # in every model, once
 
 _Table = Sequence[NameRule]

@@ -69,14 +69,20 @@ def strangers(folder: Path) -> list[str]:
     """Return the names in a folder that are not part of a checkpoint, sorted.
 
     Files of a checkpoint are those that this package writes, and those that transformers, Orbax,
-    torch and the hub's client write beside weights. An unknown folder is returned as one name.
+    torch and the hub's client write beside weights. An unknown folder is returned as one name. In a
+    folder with several checkpoints, only weights with the names of transformers, or files of Orbax,
+    belong to it.
     """
     names, others = [], []
     is_step = os.path.isfile(folder / STEP_METADATA)
+    is_item = any(os.path.isfile(folder / name) for name in (TREE_METADATA, MANIFEST, MSGPACK))
+    known = is_item
     with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
             if entry.is_dir():
+                if (is_item or not is_step) and _is_item(entry):
+                    others.append(f"{name}/")
                 names += _in_folder(entry, name, is_step=is_step)
             elif not entry.is_file() and not entry.is_symlink():
                 names.append(name)
@@ -84,12 +90,23 @@ def strangers(folder: Path) -> list[str]:
                 others.append(name)
             elif not _is_known(name):
                 names.append(name)
-    return sorted([*names, *others] if len(others) > 1 else names)
+            elif _WEIGHTS.fullmatch(name) and name != MANIFEST_FILE:
+                known = True
+    if len(others) + known > 1:
+        names = [*others, *(name for name in names if not name.startswith(tuple(others)))]
+    return sorted(names)
 
 
 def _is_known(name: str) -> bool:
     known = (_WEIGHTS, _BESIDE, _ORBAX)
     return name in COMPANIONS or any(pattern.fullmatch(name) for pattern in known)
+
+
+def _is_item(folder: os.DirEntry[str]) -> bool:
+    """Return whether a subfolder is an item of Orbax."""
+    if folder.is_symlink() or folder.name.startswith(PROCESS) or _STEP.fullmatch(folder.name):
+        return False
+    return not {TREE_METADATA, MANIFEST}.isdisjoint(os.listdir(folder.path))
 
 
 def _in_folder(entry: os.DirEntry[str], name: str, *, is_step: bool) -> Iterator[str]:
@@ -108,10 +125,9 @@ def _in_folder(entry: os.DirEntry[str], name: str, *, is_step: bool) -> Iterator
         yield from (f"{name}/{each}" for each in os.listdir(path) if each != "huggingface")
     else:
         inside = set(os.listdir(path))
-        is_item = bool(inside & {TREE_METADATA, MANIFEST}) and not _STEP.fullmatch(entry.name)
         if inside & {".zarray", "zarr.json"}:
             yield from _other_files(path, name, _ARRAY_FILES, folders=re.compile(r"c|\d+"))
-        elif is_item or entry.name.startswith(PROCESS) or (is_step and inside):
+        elif _is_item(entry) or entry.name.startswith(PROCESS) or (is_step and inside):
             with os.scandir(path) as entries:
                 for each in entries:
                     if each.is_dir():

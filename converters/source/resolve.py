@@ -15,7 +15,7 @@ from griffin_eval.converters.source import kaggle
 from griffin_eval.errors import CheckpointError
 from griffin_eval.json_files import exists
 
-FILES = (".pt", ".pth", ".ckpt", ".gguf")  # endings of files that are whole checkpoints
+FILES = (".pt", ".pth", ".bin", ".ckpt", ".gguf")  # endings of files that are whole checkpoints
 
 
 def resolve_adapter(adapter: str, revision: str | None = None) -> Path:

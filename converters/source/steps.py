@@ -12,7 +12,9 @@ FINISHED_FILE = "finished"  # in the folder of a run of ``griffin-eval train`` t
 def steps_of(run: Path) -> dict[int, Path]:
     """Return the finished checkpoints in a folder, by step, in increasing order: folders named
     after a step (``12000``, ``step_12000``, ``checkpoint-12000``) with a checkpoint of any
-    container. One that is deleted meanwhile is left out. CheckpointError if two have one step."""
+    container. Beside steps that are named by a number alone, others, such as ``backup_20260102``,
+    are no steps. One that is deleted meanwhile is left out. CheckpointError if two have one
+    step."""
     steps: dict[int, Path] = {}
     for folder in run.iterdir():
         number = step_number(folder)
@@ -23,7 +25,8 @@ def steps_of(run: Path) -> dict[int, Path]:
                     f"{one} and {other} hold the same step, {number}: move one of them away"
                 )
             steps[number] = folder
-    return dict(sorted(steps.items()))
+    numbered = {step: folder for step, folder in steps.items() if folder.name.isdecimal()}
+    return dict(sorted((numbered or steps).items()))
 
 
 def _holds_checkpoint(folder: Path) -> bool:

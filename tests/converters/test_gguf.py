@@ -273,8 +273,16 @@ def test_files_that_lie_are_refused(tmp_path, content, message):
     (tmp_path / "m.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as refused:
         Checkpoint(tmp_path / "m.gguf")
-    assert "\n" not in str(refused.value) and str(tmp_path / "m.gguf") in str(refused.value)
+    said = str(refused.value)
+    assert "\n" not in said and said.count(str(tmp_path / "m.gguf")) == 1
     assert "m.gguf" in run("inspect", tmp_path / "m.gguf", code=1)
+
+
+def test_parts_that_were_merged_are_read(tmp_path):
+    """llama-gguf-split --merge writes that there are 0 parts."""
+    merged = file_of(GOOD, metadata=[key("split.count", 2, struct.pack("<H", 0))])
+    (tmp_path / "m.gguf").write_bytes(merged)
+    assert open_gguf(tmp_path / "m.gguf").tensors
 
 
 def test_files_that_cannot_be_chosen_from(file, tmp_path):

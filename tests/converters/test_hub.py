@@ -79,7 +79,7 @@ def test_local_folders(asked, tmp_path, monkeypatch):
     (tmp_path / "models" / "config.json").write_text("{}")
     message = refusal("models/config.json")
     assert message.startswith("models/config.json is no checkpoint: expected a folder that holds")
-    assert "a file whose name ends with .pt, .pth, .ckpt, .gguf" in message
+    assert "a file whose name ends with .pt, .pth, .bin, .ckpt, .gguf" in message
     (tmp_path / "models" / "model.safetensors").write_text("")
     message = refusal("models/config.json")
     assert message == "models/config.json is a file: expected the folder that holds it, models"

@@ -19,6 +19,7 @@ import pytest
 from griffin_eval.converters.containers.orbax import store, stream
 from griffin_eval.converters.containers.orbax.find import looks_like_orbax
 from griffin_eval.converters.containers.orbax.reader import open_orbax
+from griffin_eval.converters.containers.orbax.writer import OrbaxWriter
 from griffin_eval.converters.source.steps import steps_of
 from griffin_eval.errors import ArgumentError, CheckpointError, MissingExtraError
 
@@ -262,6 +263,19 @@ def test_a_step_without_the_file_that_marks_an_earlier_one_as_finished(tmp_path,
     assert "step 9" in check(run).layout and list(steps_of(run)) == [7, 9]
     (run / "7" / "commit_success.txt").unlink()  # step of an older release
     assert "step 9" in check(run).layout and list(steps_of(run)) == [7, 9]
+    (run / "9" / "commit_success.txt").rename(run / "7" / "commit_success.txt")
+    with OrbaxWriter(run / "11", {"a": ((2,), "float32")}) as writer:
+        writer.write("a", [np.ones(2, np.float32)])
+    assert "step 11" in open_orbax(run).layout and list(steps_of(run)) == [7, 11]
+
+
+def test_copies_of_steps_are_not_the_latest_step(tmp_path, unmarked_run):
+    run = shutil.copytree(unmarked_run, tmp_path / "run")
+    shutil.copytree(run / "7", run / "backup_20260102")
+    assert "step 7" in check(run).layout and list(steps_of(run)) == [7]
+    check(run / "backup_20260102")
+    (run / "7").rename(run / "step_7")
+    assert list(steps_of(run)) == [7, 20260102]
 
 
 def test_a_path_with_two_dots(tmp_path, monkeypatch):
@@ -307,6 +321,16 @@ def test_items_are_chosen(tmp_path):
         open_orbax(tmp_path / "run", item="parms")
     with pytest.raises(ArgumentError, match="expected one of ema_params; params$"):
         open_orbax(tmp_path / "run", item="state/nothing")
+
+
+def test_averages_beside_an_item_of_unknown_name_are_not_chosen(tmp_path):
+    for name, item in (("one", "weights"), ("one", "ema"), ("two", "state"), ("two", "ema_params")):
+        save(tmp_path / name / "3" / item, PARAMS)
+    with pytest.raises(ArgumentError, match="several items; choose one: item=ema; item=weights$"):
+        open_orbax(tmp_path / "one")
+    check(tmp_path / "one", item="weights")
+    with pytest.raises(ArgumentError, match="choose one: item=ema_params; item=state$"):
+        open_orbax(tmp_path / "two")
 
 
 def test_version_1_of_the_interface(tmp_path):

@@ -117,7 +117,6 @@ BESIDE = {  # files beside a checkpoint's files -> names in the refusal
     "100/_METADATA step_200/_METADATA": "100/; step_200/",
     "model.safetensors.index.json/mine": "model.safetensors.index.json/",
     "d/notes.txt": "d/notes.txt",
-    "state/_METADATA state/notes.md": "state/notes.md",
     "a.b/.zarray a.b/0.0 a.b/mine": "a.b/mine",
     "additional_chat_templates/a.jinja additional_chat_templates/a.txt": (
         "additional_chat_templates/a.txt"
@@ -147,6 +146,29 @@ def test_nothing_but_a_checkpoint_is_removed(mark, formats, tmp_path):
             f"would remove what is not part of a checkpoint: {expected}; move it away" in said
             or (mark == "config.json" and "it is no checkpoint's folder: name another" in said)
         ), (beside, said)
+
+
+SEVERAL = {  # files of several checkpoints, or of one beside something else -> refused names
+    "model.safetensors ema.pt": "ema.pt",
+    "model.safetensors other.safetensors": "other.safetensors",
+    "pytorch_model.bin model-q4k.gguf": "model-q4k.gguf",
+    "model.safetensors flax/_METADATA flax/notes.md": "flax/",
+    "_METADATA best/_METADATA": "best/",
+    "2b/_METADATA 9b/_METADATA tokenizer.model": "2b/; 9b/",
+    "2b.pt 2b/_METADATA": "2b.pt; 2b/",
+    "state/_METADATA state/notes.md": "state/notes.md",
+}
+
+
+def test_a_folder_of_several_checkpoints_is_not_replaced(formats, tmp_path):
+    for number, (files, expected) in enumerate(SEVERAL.items()):
+        folder = tmp_path / str(number)
+        for name in files.split():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("years")
+        said = str(_overwrite(formats, folder))
+        assert f"would remove what is not part of a checkpoint: {expected}; move" in said, said
+        assert all((folder / name).read_text() == "years" for name in files.split())
 
 
 def test_a_folder_of_settings_alone_is_not_replaced(formats, tmp_path):

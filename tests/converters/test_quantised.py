@@ -98,6 +98,14 @@ def test_weights_are_those_that_bitsandbytes_dequantises(written, kind, dtype):
     assert dtypes == {"float32" if kind == "int8" else str(dtype).removeprefix("torch.")}
 
 
+@pytest.mark.parametrize("kind", ["nf4, double", "int8"])
+def test_a_file_of_torch_save_is_read_as_well(written, tmp_path, kind):
+    folder = written(kind)
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    shutil.copy(folder / "config.json", tmp_path)
+    expect_weights(Checkpoint(tmp_path), bitsandbytes_weights(folder))
+
+
 def save_state(folder, name, packed, state):
     """Save one parameter as bitsandbytes does."""
     parts = {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}

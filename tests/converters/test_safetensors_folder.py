@@ -154,6 +154,7 @@ def test_folders_without_one_model(tmp_path):
     refusal(folder, "found nothing")
     (folder / "pytorch_model.bin").write_text("")
     refusal(folder, "found pytorch_model.bin", "converted")
+    (folder / "pytorch_model.bin").unlink()
     write(folder, one, "model-00001-of-00002.safetensors")
     refusal(folder, "found only model-00001-of-00002.safetensors", INDEX)
     write(folder, one, "b.safetensors")

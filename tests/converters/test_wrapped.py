@@ -222,6 +222,32 @@ def test_a_trainers_checkpoint_with_weights_of_torch_save(tmp_path):
     assert check(trained).format.name == "hf-torch"
 
 
+def test_the_average_of_a_training(tmp_path):
+    """torch.optim.swa_utils.AveragedModel counts its updates beside the parameters."""
+    state = {name: torch.from_numpy(array) for name, array in tensors("canonical").items()}
+    average = {f"module.{name}": array for name, array in state.items()}
+    average |= {"n_averaged": torch.tensor(3)}
+    check(save(tmp_path, average))
+    check(save(tmp_path, {"model": state, "ema": average}), item="ema")
+
+
+@pytest.mark.parametrize("beside", ["ema.pt", "ema.pth", "ema.safetensors", "optim.pt"])
+def test_the_file_that_transformers_reads_is_read(tmp_path, beside):
+    path = folder(tmp_path, tensors("canonical"), "pytorch_model.bin")
+    other = {name: array + 1 for name, array in tensors("canonical").items()}
+    if beside.endswith(".safetensors"):
+        save_file(other, path / beside)
+    else:
+        torch.save({name: torch.from_numpy(array) for name, array in other.items()}, path / beside)
+    check(path)
+    (path / "pytorch_model.bin").rename(path / "weights.pt")
+    if not beside.endswith(".safetensors"):
+        refusal(path, "expected one .pt file, found", "give the path of the one that is meant")
+        check(path / "weights.pt")
+        (path / "weights.pt").rename(path / "pytorch_model.fp32.bin")
+        check(path / "pytorch_model.fp32.bin")
+
+
 def test_shards_of_torch_save_name_the_way_out(tmp_path):
     path = folder(tmp_path, tensors("canonical"), "pytorch_model-00001-of-00002.bin")
     torch.save({}, path / "pytorch_model-00002-of-00002.bin")

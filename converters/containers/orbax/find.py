@@ -34,6 +34,7 @@ _OPTIMIZER = re.compile(r"(opt|optim|optimizer)(_?states?)?|param_states", re.IG
 _RANDOM = re.compile(r"(.*_)?(rngs?|prng|key|seed)(_.*)?", re.IGNORECASE)
 # Keys of parameters. Beside other keys, they show that a tree holds more than a single model.
 _COPY = re.compile(r"(.*_)?(params|ema|swa|polyak)(_.*)?", re.IGNORECASE)
+_AVERAGE = re.compile(r"(.*_)?(ema|swa|polyak)(_.*)?", re.IGNORECASE)
 _MODEL_ITEMS = re.compile(r"(train_?)?state|default|model|pytree", re.IGNORECASE)
 _WRAPPERS = frozenset({"params", "state", "train_state", "target", "default"})
 _NNX_LEAVES = ("value", "raw_value")
@@ -258,9 +259,9 @@ def _choose_item(step: Path, names: list[str], keys: Keys) -> str:
             f"{listed(names)}"
         )
     likely = [n for n in models if _COPY.fullmatch(n) or _MODEL_ITEMS.fullmatch(n)]
-    if len(likely) == 1:
+    if len(likely) == 1 and not _AVERAGE.fullmatch(likely[0]):
         return likely[0]
-    options = listed(likely or names, lambda name: f"item={name}")
+    options = listed(models if len(likely) == 1 else likely or names, lambda name: f"item={name}")
     raise ArgumentError(f"{step} holds several items; choose one: {options}")
 
 
@@ -278,13 +279,13 @@ def _latest(root: Path, steps: Mapping[Path, int]) -> list[Path]:
 
 
 def _is_finished(step: Path) -> bool:
-    if _lacks_commit(step):
-        return False
     try:
         metadata = json.loads((step / STEP_METADATA).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return True  # Orbax did not always write it
-    return not isinstance(metadata, dict) or metadata.get("commit_timestamp_nsecs", 1) is not None
+    except (OSError, ValueError):  # Orbax did not always write it
+        metadata = None
+    if isinstance(metadata, dict) and "commit_timestamp_nsecs" in metadata:
+        return metadata["commit_timestamp_nsecs"] is not None
+    return not _lacks_commit(step)
 
 
 def _lacks_commit(step: Path) -> bool:
@@ -307,13 +308,14 @@ def _lacks_commit(step: Path) -> bool:
 
 
 def _steps(root: Path) -> dict[Path, int]:
-    """Return the folders or files of a root's steps, finished or not, and their numbers."""
+    """Return the folders or files of a root's steps, finished or not, and their numbers. Beside
+    steps that are named by a number alone, others, such as ``backup_20260102``, are no steps."""
     steps = {}
     for child in root.iterdir():
         number = _number(child.name)
         if number is not None and _holds_arrays(child):
             steps[child] = number
-    return steps
+    return {path: n for path, n in steps.items() if path.name.isdecimal()} or steps
 
 
 def _number(name: str) -> int | None:

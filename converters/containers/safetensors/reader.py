@@ -6,6 +6,7 @@ N bytes of JSON, ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``; t
 holes or overlaps. The header is untrusted: nothing is read at an offset that was not checked.
 """
 
+import fnmatch
 import math
 import re
 import struct
@@ -35,6 +36,8 @@ from griffin_eval.messages import DAMAGED, brief, listed
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+TORCH_FILE = "pytorch_model.bin"  # transformers reads it if there is no file of safetensors
 # numpy's names of dtypes -> safetensors' names.
 CODES = {
     **{"bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16"},
@@ -73,7 +76,8 @@ def model_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
                 f"{listed(absent)}; download or save the folder again"
             )
         return files, index
-    names = [name for name in list_folder(folder, "*.safetensors") if (folder / name).is_file()]
+    names = [name for name in model_names(list_folder(folder)) if (folder / name).is_file()]
+    names = [name for name in names if name.endswith(".safetensors")]
     if names:
         return [folder / only_file(str(folder), names)], None
     others = listed(list_folder(folder)) or "nothing"
@@ -83,14 +87,19 @@ def model_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     )
 
 
-def is_weights(name: str) -> bool:
-    """Return whether a name is that of a safetensors file."""
-    return name.endswith(".safetensors")
+def model_names(names: Iterable[str]) -> list[str]:
+    """Return the names of safetensors files and indexes in a folder that may be a model's: those
+    that transformers reads, or, without its ``pytorch_model.bin``, all. An adapter's file is left
+    out if there is another."""
+    names = list(names)
+    pattern = "model*.safetensors*" if TORCH_FILE in names else "*.safetensors*"
+    found = fnmatch.filter(names, pattern)
+    return [name for name in found if name != ADAPTER_FILE] or found
 
 
 def weight_files(names: list[str], where: str) -> list[str]:
     """Return the files of weights among those of a folder; raises as `only_file` does."""
-    files = [name for name in names if is_weights(name)]
+    files = [name for name in model_names(names) if name.endswith(".safetensors")]
     return files if INDEX_FILE in names else [only_file(where, files)]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from griffin_eval.converters.containers.container import MAX_NAME, Container, in_natural_order
+from griffin_eval.converters.containers.safetensors.reader import TORCH_FILE
 from griffin_eval.converters.containers.torch_pt.pickle import (
     FoundTensor,
     NotAllowed,
@@ -254,12 +255,14 @@ def looks_like_torch(path: str | Path) -> bool:
 
 
 def torch_files(names: Iterable[str]) -> list[str]:
-    """Return the names among a folder's files that torch.save's weights have, of one kind only."""
+    """Return the names among a folder's files that torch.save's weights have: those that
+    transformers reads, or else all."""
     names = sorted(n for n in names if not any(fnmatch.fnmatch(n, each) for each in _STATES))
-    for pattern in ("*.pt", "*.pth", "pytorch_model*.bin"):
-        if matching := fnmatch.filter(names, pattern):
-            return matching
-    return []
+    if TORCH_FILE in names:
+        return [TORCH_FILE]
+    return fnmatch.filter(names, "pytorch_model*.bin") or [
+        name for name in names if name.endswith((".pt", ".pth"))
+    ]
 
 
 def one_torch(names: list[str], where: str) -> list[str]:
