@@ -162,10 +162,12 @@ def _unwrapped(result: Inspection, kind: str) -> Container:
 def _folder_of(path: Path) -> Path:
     """Return the folder of the config and tokenizer: for a training step, that may be its run's."""
     folder = path if path.is_dir() else path.parent
-    run = absolute_path(folder).parent
-    is_step = path.is_dir() and step_number(path) is not None
-    if is_step and not (folder / CONFIG_FILE).is_file() and (run / CONFIG_FILE).is_file():
-        return run
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    for place in (absolute_path(folder), folder.resolve()):  # a link may lead to a step
+        for step in (place, place.parent):  # the folder may be an item in a step
+            if step_number(step) is not None and (step.parent / CONFIG_FILE).is_file():
+                return step.parent
     return folder
 
 

@@ -271,4 +271,6 @@ def _output_dtype(spec: ParamSpec, stored: str, rules: Mapping[str, str]) -> str
     """Return the dtype of a parameter in the output: the longest rule that fits its name counts."""
     if endings := [ending for ending in rules if _fits(ending, spec.name)]:
         return rules[max(endings, key=len)]
-    return stored if spec.keep_float32 else rules.get("", stored)
+    wanted = rules.get("", stored)
+    is_narrower = ITEM_BYTES[wanted] <= ITEM_BYTES[stored]
+    return stored if spec.keep_float32 and is_narrower else wanted

@@ -147,7 +147,7 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
     """
     check_expressible(config, FORMATS["hf"])
     rope = {"rope_theta": float(config.rope_base), "partial_rotary_factor": config.rope_fraction}
-    return {
+    raw = {
         "architectures": ["RecurrentGemmaForCausalLM"],
         "model_type": "recurrent_gemma",
         **{key: getattr(config, field) for field, (key, _) in _INTEGERS.items()},
@@ -162,6 +162,8 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         **rope,
         "rope_parameters": {**rope, "rope_type": "default"},
     }
+    to_griffin_config(raw, source="the config.json of hf")  # which has narrower limits
+    return raw
 
 
 def generation_eos_ids(folder: str | Path) -> tuple[int, ...]:

@@ -9,7 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
+from griffin_eval.converters.configs.huggingface import CONFIG_FILE
 from griffin_eval.converters.containers.container import ContainerKind
+from griffin_eval.converters.containers.orbax.find import number_of
 from griffin_eval.converters.containers.registry import CONTAINERS, any_of
 from griffin_eval.converters.files import reading
 from griffin_eval.converters.source.companions import COMPANIONS, TEMPLATES
@@ -19,7 +21,8 @@ from griffin_eval.messages import first_line, listed
 logger = logging.getLogger(__name__)
 
 _SHA256 = re.compile("[0-9a-f]{64}")
-_BESIDE = (".json", ".jinja", ".model")  # configs, manifests, indexes and tokenizers
+# Endings of configs, manifests, indexes, tokenizers and the card.
+_BESIDE = (".json", ".jinja", ".model", "README.md")
 
 
 def download(repository: str, revision: str | None = None, subfolder: str | None = None) -> Path:
@@ -123,6 +126,10 @@ def choose(files: Iterable[str], within: str, what: str) -> tuple[str, list[str]
     if chosen:
         above = _path(PurePosixPath(chosen).parent)
         wanted += [PurePosixPath(above, n) for n in folders.get(above, ()) if n in COMPANIONS]
+    for step in (PurePosixPath(chosen), PurePosixPath(chosen).parent):  # an item may be in a step
+        run = _path(step.parent)
+        if number_of(step.name) is not None and CONFIG_FILE in folders.get(run, ()):
+            wanted.append(PurePosixPath(run, CONFIG_FILE))
     return chosen, list(map(_path, wanted))
 
 

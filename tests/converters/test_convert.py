@@ -158,6 +158,8 @@ def test_dtype_policy(checkpoint, tmp_path):
         is_lambda = name.endswith("recurrent_param")
         assert dtype == ("float32" if is_lambda else "bfloat16")
         assert lower.dtypes[name] == ("float16" if is_lambda else "bfloat16")
+    wider = make_plan(lower, FORMATS["griffin"], dtypes=parse_dtypes("float32"))
+    assert {write.dtype for write in wider.writes} == {"float32"}
     manifest = json.loads((tmp_path / "h" / MANIFEST_FILE).read_text())
     assert manifest["tensors"]["model.final_norm.weight"]["cast_from"] == "float32"
     difference = compare(Checkpoint(checkpoint), half)

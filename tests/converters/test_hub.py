@@ -121,7 +121,7 @@ def test_the_tokenizer_is_beside_the_weights_or_above_them(tmp_path):
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 HF = ["config.json", "model.safetensors.index.json", *SHARDS, "tokenizer.json", "tokenizer.model"]
 ITEM = ["_METADATA", "checkpoint", "manifest.ocdbt", "d/0a", "ocdbt.process_0/manifest.ocdbt"]
-CLUTTER = [".gitattributes", "README.md", "2b.gguf", "figures/a.json", "examples/notes.txt"]
+CLUTTER = [".gitattributes", "2b.gguf", "figures/a.json", "examples/notes.txt"]
 
 
 def below(folder: str, names: list[str]) -> list[str]:
@@ -138,6 +138,7 @@ def below(folder: str, names: list[str]) -> list[str]:
         (["model.safetensors", "other.safetensors"], "", "", ["model.safetensors"]),
         (["2b.safetensors", "optimizer.pt"], "", "", ["2b.safetensors"]),
         (["2b.pt", "tokenizer.model"], "", "", ["2b.pt", "tokenizer.model"]),
+        (["2b.pt", "README.md"], "", "", ["2b.pt", "README.md"]),
         (["2b.pt", *below("2b", ITEM)], "", "", ["2b.pt"]),
         (["pytorch_model.bin", "config.json"], "", "", ["pytorch_model.bin", "config.json"]),
         ([*ITEM, "config.json"], "", "", [*ITEM, "config.json", *CLUTTER]),
@@ -153,6 +154,10 @@ def below(folder: str, names: list[str]) -> list[str]:
         (below("100/default", ITEM), "", "100/default", below("100/default", ITEM)),
         ([*below("100/default", ITEM), *below("200/default", ITEM)], "200", "200/default",
          below("200/default", ITEM)),
+        ([*below("100", ITEM), "config.json", "run.json"], "", "100",
+         [*below("100", ITEM), "config.json"]),
+        ([*below("a/9/default", ITEM), "config.json", "a/config.json"], "", "a/9/default",
+         [*below("a/9/default", ITEM), "a/config.json"]),
         (["tokenizer.json"], "", "", ["2b.gguf", "tokenizer.json"]),  # files ignored elsewhere
         (["q/2b.gguf", "q/tokenizer.json"], "q", "q", ["q/2b.gguf", "q/tokenizer.json"]),
     ],
@@ -280,10 +285,10 @@ SAID = Overrides(visible_keys=128, embedding_scale=True, logits_soft_cap=30.0)
 
 def test_downloads_what_is_needed_once(hub, user, models):
     mixed = {**contents(models["deepmind-torch"]), **contents(models["hf"])}
-    mixed |= {"README.md": b"#", "onnx/model.onnx": b"x", "original/config.json": b"{}"}
+    mixed |= {"docs/README.md": b"#", "onnx/model.onnx": b"x", "original/config.json": b"{}"}
     commit = hub.push("org/mixed", mixed)
     hub.push("org/flax", models["deepmind-flax"])
-    hub.push("org/torch", {**contents(models["deepmind-torch"]), "README.md": b"#"})
+    hub.push("org/torch", {**contents(models["deepmind-torch"]), "docs/README.md": b"#"})
     names = ("org/mixed", "org/flax", "org/torch")
     originals = (models["hf"], models["deepmind-flax"], models["deepmind-torch"])
     first = []

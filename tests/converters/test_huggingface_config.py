@@ -281,6 +281,12 @@ def test_what_transformers_cannot_express(changes, fragment):
     assert fragment in message
 
 
+def test_what_would_not_be_read_again_is_not_written():
+    for field, value in (("visible_keys", 1 << 40), ("rope_base", 1e31), ("norm_eps", 1e31)):
+        config = dataclasses.replace(AS_PUBLISHED, **{field: value})
+        assert "the config.json of hf: " in refusal(to_huggingface, config)
+
+
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [

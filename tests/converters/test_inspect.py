@@ -245,7 +245,7 @@ def test_integers_in_the_place_of_a_parameter(tmp_path, name):
     assert "belong together" not in message
 
 
-@pytest.mark.parametrize("path", ["run/9", "run/9/../9", "aside/../run/9", "."])
+@pytest.mark.parametrize("path", ["run/9", "run/9/../9", "aside/../run/9", ".", "run/latest"])
 def test_config_and_tokenizer_of_the_run_of_a_step(tmp_path, monkeypatch, path):
     """The path of the step may have any form; "." stands for the step's own folder."""
     run, step = tmp_path / "run", tmp_path / "run" / "9"
@@ -253,12 +253,23 @@ def test_config_and_tokenizer_of_the_run_of_a_step(tmp_path, monkeypatch, path):
     write(step, "griffin", tensors_of("griffin"))
     (step / "config.json").replace(run / "config.json")
     (run / "tokenizer.json").write_text("{}")
+    (run / "latest").symlink_to("9")
     (tmp_path / "aside").mkdir()
     monkeypatch.chdir(step if path == "." else tmp_path)
     opened = Checkpoint(path)
     assert opened.config == CONFIG
     assert opened.folder.samefile(run)
     assert tokenizer_folder(Path(path)).samefile(run)
+
+
+def test_config_of_the_run_of_an_item_in_a_step(tmp_path):
+    run = tmp_path / "run"
+    write(run / "9" / "default", "griffin-orbax", tensors_of("griffin-orbax"))
+    (run / "9" / "default" / "config.json").replace(run / "config.json")
+    (run / "latest").symlink_to("9")
+    for path in (run, run / "9", run / "latest", run / "9" / "default"):
+        opened = Checkpoint(path)
+        assert opened.config == CONFIG and opened.folder.samefile(run)
 
 
 # Output heads.

@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import io
 import pickle
 import struct
 import subprocess
@@ -195,10 +196,21 @@ def test_what_is_no_dense_tensor_is_left_out(tmp_path):
         "none": None,
         "betas": (0.9, 0.95),
         "losses": [1.0, 2.0],
+        "extra state": io.BytesIO(b"abc"),
+        "metrics": {(1, 2): 1, 0.5: 2, None: 3, 1 << 40: 4},
     }
+    content["again"] = content["metrics"]
     with open_torch(save(tmp_path / "m.pt", content)) as file:
         assert list(file.tensors) == ["w"]
-        assert set(content) - set(file.left_out) == {"w"}
+        assert {name.partition(".")[0] for name in file.left_out} == content.keys() - {"w"}
+
+
+def test_shared_containers_are_read(tmp_path):
+    weights, settings = {"a": torch.ones(2)}, {"width": 8}
+    content = {"params": weights, "config": settings, "trainer": {"config": settings}}
+    content["best"] = weights
+    with open_torch(save(tmp_path / "m.pt", content)) as file:
+        assert list(file.tensors) == ["a"] and file.root == "params"
 
 
 def test_a_folder_with_one_file_and_names(tmp_path):
@@ -327,13 +339,17 @@ def test_pickles_that_would_run_away(tmp_path):
     path = tmp_path / "m.pt"
     # Sixty levels of a container that holds the next level twice: 2^60 paths to the bottom.
     tuples = b"N\x85" + b"q\0h\0\x86" * 60
-    refusal(with_pickle(path, b"\x80\x02}" + tuples + b"Ns."), "key")
+    refusal(with_pickle(path, b"\x80\x02}" + tuples + b"Ns."), "no tensor in it")
     refusal(with_pickle(path, state(tuples)), "no tensor in it", "a tuple of 2")
     # Each list is built inside the list above it, so that no value has to be popped.
     lists = b"(" + tensor() + b"q\0"
     lists += b"".join(b"]q%c(h%ch%ce" % (i + 1, i, i) for i in range(60)) + b"tq\x80"
     used = b"}q\x81X\1\0\0\0a" + b"h\x3c" + b"s"
-    refusal(with_pickle(path, b"\x80\x02" + lists + used + b"."), "nested in itself or shared")
+    refusal(with_pickle(path, b"\x80\x02" + lists + used + b"."), "nested in itself, or shared")
+    lists = b"(" + tensor() + b"q\0"
+    lists += b"".join(b"]q%c(h%ch%ce" % (i + 1, i, i) for i in range(30)) + b"tq\x80"
+    used = b"}q\x81X\1\0\0\0a" + b"h\x1e" + b"s"
+    refusal(with_pickle(path, b"\x80\x02" + lists + used + b"."), "shared too often")
     itself = b"}q\1X\1\0\0\0bh\1s"
     refusal(with_pickle(path, state(itself)), "nested in itself")
     refusal(with_pickle(path, b"\x80\x02]q\1h\1ah\1a."), "a list of 2")

@@ -275,6 +275,7 @@ def write(folder: Path, name: str, tensors: Arrays) -> Path:
     if path.suffix == ".safetensors":
         save_file({n: np.ascontiguousarray(a) for n, a in tensors.items()}, path)
         architecture = {"architecture": "RecurrentGemmaForCausalLM", "hidden_size": 8}
+        architecture |= {"quantization": {"quant_algo": None, "group_size": 128}}
         (folder / "config.json").write_text(json.dumps(architecture))
         return folder
     torch.save({n: torch_tensor(np.array(a)) for n, a in tensors.items()}, path)

@@ -99,7 +99,7 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
             return OrbaxLocation(path, keys)
         if not path.is_dir():
             raise CheckpointError(f"{path}: expected an Orbax checkpoint, found no such folder")
-        step, skipped = (folder_name if _number(folder_name) is not None else None), ()
+        step, skipped = (folder_name if number_of(folder_name) is not None else None), ()
         if not _items(path) and (steps := _steps(path)):
             *newer, path = _latest(path, steps)
             step, skipped = path.name, tuple(folder.name for folder in newer)
@@ -127,7 +127,7 @@ def locate(path: str | Path, item: str | None = None) -> OrbaxLocation:
 def step_number(folder: Path) -> int | None:
     """Return the step that a finished checkpoint's folder is named after; None for any other
     folder, such as one whose save was cut off or has not ended."""
-    number = _number(absolute_path(folder).name)
+    number = number_of(absolute_path(folder).name)
     return number if number is not None and _is_finished(folder) else None
 
 
@@ -292,7 +292,7 @@ def _lacks_commit(step: Path) -> bool:
     """Return whether a step lacks the file that marks an earlier one as finished: later steps of a
     run have it if earlier ones do. (Old releases of Orbax wrote it in stores that cannot rename
     folders, later ones everywhere.)"""
-    number = _number(step.name)
+    number = number_of(step.name)
     if number is None or os.path.isfile(step / COMMITTED):
         return False
     try:
@@ -300,7 +300,7 @@ def _lacks_commit(step: Path) -> bool:
     except OSError:
         return False
     return any(
-        (earlier := _number(name)) is not None
+        (earlier := number_of(name)) is not None
         and earlier < number
         and os.path.isfile(step.parent / name / COMMITTED)
         for name in siblings
@@ -312,13 +312,13 @@ def _steps(root: Path) -> dict[Path, int]:
     steps that are named by a number alone, others, such as ``backup_20260102``, are no steps."""
     steps = {}
     for child in root.iterdir():
-        number = _number(child.name)
+        number = number_of(child.name)
         if number is not None and _holds_arrays(child):
             steps[child] = number
     return {path: n for path, n in steps.items() if path.name.isdecimal()} or steps
 
 
-def _number(name: str) -> int | None:
+def number_of(name: str) -> int | None:
     """Return the step number in the name of a folder or file, or None if the name has none."""
     match = _STEP.fullmatch(name)
     return None if match is None or _SAVING.fullmatch(name) else int(match[1])
@@ -344,13 +344,14 @@ def _items(step: Path) -> dict[str, Path]:
         child.name: child
         for child in step.iterdir()
         if child.is_dir()
+        and not (child.is_symlink() and child.resolve().parent == step.resolve())  # "latest"
         and not child.name.startswith(PROCESS)
         and not any(mark in child.name for mark in _TEMPORARY)
-        and not (_STEP.fullmatch(child.name) and _number(child.name) is None)
+        and not (_STEP.fullmatch(child.name) and number_of(child.name) is None)
         and _is_item(child)
     }
     # "12000" and "checkpoint_12000" alone are steps that hold their arrays without an item.
-    return items if any(_number(name) is None for name in items) else {}
+    return items if any(number_of(name) is None for name in items) else {}
 
 
 def _is_item(folder: Path) -> bool:

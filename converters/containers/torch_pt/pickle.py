@@ -99,7 +99,8 @@ def _rebuild_from_type(function, _kind, arguments, _state) -> Any:
     return _REDUCE[function.name](*arguments)
 
 
-# Callables that torch.load(weights_only=True) allows, and the functions called instead of them.
+# Callables that torch.load(weights_only=True) allows, and io.BytesIO, with the functions that are
+# called instead of them.
 _REDUCE: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _rebuild_v2,
     "torch._utils._rebuild_tensor_v3": _rebuild_v3,
@@ -114,6 +115,7 @@ _REDUCE: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": lambda: {},  # items come later; arguments here could be endless
     "collections.Counter": lambda *_: _Other("a counter"),
     "_codecs.encode": lambda *_: _Other("bytes"),
+    "_io.BytesIO": lambda: _Other("bytes"),  # the extra state of a layer of Transformer Engine
 }
 for _module in ("builtins", "__builtin__"):  # the second is protocol 2's name
     _REDUCE[f"{_module}.set"] = lambda *_: _Other("a set")
@@ -211,7 +213,7 @@ class PickleInterpreter:
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Other kinds of keys can take for ever to hash, and numbers can be made to collide.
             if not isinstance(key, str) and not (type(key) is int and abs(key) < 1 << 31):
-                raise NotAllowed(f"a dict whose key is {describe(key)}")
+                key = f"{describe(key)}, entry {len(to)}"
             to[key] = value
 
     def op_global(self, argument: str) -> None:
@@ -230,6 +232,8 @@ class PickleInterpreter:
         if not isinstance(arguments, tuple) or len(arguments) > MAX_DIMENSIONS:
             raise ValueError("it calls with what are no arguments")
         self._stack.append(_REDUCE[function.name](*arguments))
+
+    op_newobj = op_reduce
 
     def op_build(self, _) -> None:
         self._pop(1)  # attributes, such as the version of a state dict: nothing reads them

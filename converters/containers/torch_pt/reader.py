@@ -44,6 +44,7 @@ _ZIP, _LOCAL_HEADER = b"PK\3\4", struct.Struct("<4s22xHH")
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # start of files before torch 1.6
 _MAX_PICKLE = 10_000_000  # bytes, some 60,000 tensors; following more would take minutes
 _MAX_DEPTH = 32
+_MAX_LEAVES = 1_000_000  # more than in the largest pickle, unless it refers to some again and again
 _SHARD = re.compile(r"-\d+-of-\d+\.bin")
 
 
@@ -155,8 +156,9 @@ def _holds_tensors(file: Path, content: Any) -> bool:
 
 
 def _flatten(file: Path, state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves; CheckpointError for containers that are shared or nested in themselves."""
-    seen: set[int] = set()
+    """Yield the leaves, those of a shared container each time; CheckpointError for containers that
+    are nested in themselves, or for too many leaves."""
+    count = 0
     stack: list[tuple[str, int, Any]] = [("", 0, state)]
     while stack:
         prefix, depth, value = stack.pop()
@@ -166,11 +168,11 @@ def _flatten(file: Path, state: Any) -> Iterator[tuple[str, Any]]:
         if not nested:
             yield prefix, value
             continue
-        if id(value) in seen or depth > _MAX_DEPTH:
+        count += len(value)
+        if depth > _MAX_DEPTH or count > _MAX_LEAVES:
             raise CheckpointError(
-                f"{file}: {brief(prefix)} is nested in itself or shared; {SAVE_AGAIN}"
+                f"{file}: {brief(prefix)} is nested in itself, or shared too often; {SAVE_AGAIN}"
             )
-        seen.add(id(value))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, child in reversed(list(items)):
             name = f"{prefix}.{key}" if depth else str(key)
