@@ -79,7 +79,7 @@ def generate(
             on_result(index, ids)
 
         while left:
-            waiting = list(left)
+            waiting, batch = list(left), None  # free the memory of the failed one first
             try:
                 batch = _Batch(
                     runner, prompts, waiting, limits, eos_ids, seed, should_stop, finish, stats

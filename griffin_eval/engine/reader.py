@@ -179,10 +179,12 @@ class Reader:
         # Two pool sizes only, since each one may be compiled for.
         rows = min(self._limits.rows, self._runner.decode_rows)
         few, most = (1 << min(fit, times * rows).bit_length() - 1 for times in (1, 8))
-        return Pool(self._runner, few, most, self._capacity, self._count_evicted)
+        stats = self._stats
 
-    def _count_evicted(self, edge: Edge) -> None:
-        self._stats.states_evicted += 1
+        def count(_: Edge) -> None:  # no method: a pool that refers to its reader lives too long
+            stats.states_evicted += 1
+
+        return Pool(self._runner, few, most, self._capacity, count)
 
     def _step(self) -> None:
         parts = self._parts()

@@ -1,6 +1,7 @@
 """Recovery from running out of memory and from results that are not finite."""
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 
 from griffin_eval.engine.limits import Limits
@@ -19,6 +20,7 @@ def smaller(limits: Limits, error: BaseException, what: str) -> Limits:
     """
     if not is_out_of_memory(error):
         raise error
+    release(error)
     fewer = limits.halved()
     if fewer == limits:
         raise MemoryError(
@@ -26,6 +28,14 @@ def smaller(limits: Limits, error: BaseException, what: str) -> Limits:
         ) from error
     logger.warning("out of memory: going on with %s", fewer)
     return fewer
+
+
+def release(error: BaseException | None) -> None:
+    """Clear the variables in the frames of an error and its causes, which have ended: they would
+    keep a pool in memory while the next one is allocated."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def not_finite_alone(

@@ -5,14 +5,18 @@ parts of the weights and of the states, and meet it in collective sums. (The eng
 every process, since it decides by the clock and by free memory.)
 """
 
+import contextlib
 import functools
 import itertools
 import os
 import pickle
+import signal
 import sys
+import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
@@ -116,9 +120,11 @@ class LeadingRunner:
         message = pickle.dumps(Call(method, sent, options, numbers, dropped))
         own = [a.value if isinstance(a, Shared) else a for a in arguments]
         try:
-            self._channel.send(message)
-            result = getattr(self._mine, method)(*own, **options)
+            with _interrupted_afterwards():  # followers must not stay in this call
+                self._channel.send(message)
+                result = getattr(self._mine, method)(*own, **options)
         except (MemoryError, RuntimeError, OSError) as error:
+            self._dropped += numbers  # a follower may have stored its results
             raise self._channel.recover(error) from error
         return _shared(result, numbers, self._shared)
 
@@ -126,6 +132,23 @@ class LeadingRunner:
         shared = Shared(value, number)
         weakref.finalize(shared, self._dropped.append, number)
         return shared
+
+
+@contextlib.contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Let a Ctrl-C during a block of the main thread take effect at its end."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *arguments: arrived.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if arrived:
+            previous(*arrived[0])
 
 
 def lead(mine: Runner, channel: Channel) -> Runner:

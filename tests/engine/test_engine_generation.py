@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 from fake_runner import FakeRunner, continuation_alone
-from fixtures_engine import continuations, continuations_and_stats, random_ids, states
+from fixtures_engine import (
+    OneAtATime,
+    continuations,
+    continuations_and_stats,
+    random_ids,
+    states,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity_twins import leaves
@@ -84,6 +90,13 @@ def test_a_shared_prompt_is_read_once_and_rows_are_refilled():
     assert stats.tokens_requested == sum(40 + p.max_new_tokens for p in asked)
     # Two rows that are refilled at once: never an idle row but at the end.
     assert stats.steps <= 1 + -(-generated // 2) + 11
+
+
+@pytest.mark.parametrize("failing", ["read", "decode_step"])
+def test_a_failed_step_keeps_no_state_in_memory(failing):
+    runner, asked = OneAtATime(FakeRunner(), failing), [random_ids(20, n) for n in range(3)]
+    found = continuations(runner, [Prompt(ids, 4) for ids in asked], Limits(64, 4))
+    assert found == [continuation_alone(ids, 4) for ids in asked]
 
 
 def test_draws_follow_the_tempered_probabilities():

@@ -1,11 +1,14 @@
 """Scores equal one pass of the equations, and do not depend on what else is read, or how."""
 
+import gc
+
 import numpy as np
 import pytest
 from fake_runner import FakeRunner, scores_alone
 from fixtures_engine import (
     Around,
     Damaged,
+    OneAtATime,
     random_ids,
     reference_scores,
     scores,
@@ -145,6 +148,18 @@ def test_goes_on_in_smaller_steps_when_memory_runs_out(error):
     limited = Limited(FakeRunner(), 40, 2, error)
     check_alone(sequences, scores(limited, sequences, Limits(64, 4)))
     assert 0 < limited.refused < 5
+
+
+def test_one_pool_is_in_memory_at_a_time():
+    """Neither a failed step nor an earlier call keeps its pool, without the garbage collector."""
+    runner = OneAtATime(FakeRunner(), "read")
+    sequences = [Scorable(random_ids(40, seed), 1) for seed in range(4)]
+    gc.disable()
+    try:
+        for _ in range(2):
+            check_alone(sequences, scores(runner, sequences, Limits(64, 4)))
+    finally:
+        gc.enable()
 
 
 class Failing(Around):

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -518,6 +519,37 @@ def test_what_the_leader_drops_its_followers_drop():
     assert [call.dropped for call in calls[:4]] == [[], [], [], [numbers[1]]]
     assert sorted(calls[4].dropped) == [numbers[0], calls[3].numbers[0]]
     repeat(alone, iter([*messages, b""]).__next__)
+
+
+def test_an_interrupt_takes_effect_after_the_call_of_a_shared_model():
+    """Followers would otherwise wait in the interrupted call, and answer the next one."""
+    alone, messages, ended = small_runner("torch"), [], []
+
+    class Interrupted(Around):
+        def open_pool(self, *arguments):
+            signal.raise_signal(signal.SIGINT)
+            ended.append(alone.open_pool(*arguments))
+            return ended[-1]
+
+    channel = SimpleNamespace(processes=2, send=messages.append, close=lambda: None)
+    runner = lead(Interrupted(alone), channel)
+    with pytest.raises(KeyboardInterrupt):
+        runner.open_pool(1, 8)
+    assert len(ended) == len(messages) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_followers_drop_the_results_of_failed_calls():
+    alone, messages = small_runner("torch"), []
+    channel = SimpleNamespace(
+        processes=2, send=messages.append, close=lambda: None, recover=lambda error: error
+    )
+    runner = lead(alone, channel)
+    with pytest.raises(RuntimeError):
+        runner.open_pool(-1, 8)
+    runner.open_pool(1, 8)
+    failed, after = map(pickle.loads, messages)
+    assert after.dropped == failed.numbers
 
 
 def evaluate_in_processes(checkpoints, out, devices, sizes):

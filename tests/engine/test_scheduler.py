@@ -13,6 +13,7 @@ from fake_runner import FakeRunner, continuation_alone, scores_alone
 from fixtures_engine import (
     Around,
     Damaged,
+    OneAtATime,
     continuations,
     random_ids,
     reference_scores,
@@ -164,6 +165,15 @@ def test_every_request_is_told_that_no_memory_came_back(monkeypatch):
     scheduler.serve()
     assert scheduler.unfinished == 0 and isinstance(scheduler.failed, MemoryError)
     assert {answer.reason for answer in answers} == {"error"}
+
+
+@pytest.mark.parametrize("failing", ["read", "decode_step"])
+def test_a_failed_step_keeps_no_pool_in_memory(failing):
+    scheduler = few(OneAtATime(FakeRunner(), failing, batches=2))
+    answers = [ask(scheduler, random_ids(20, n), max_new_tokens=4) for n in range(3)]
+    scheduler.run()
+    expected = [continuation_alone(random_ids(20, n), 4) for n in range(3)]
+    assert [answer.ids for answer in answers] == expected
 
 
 def test_a_state_from_disk_that_does_not_fit_fails_its_request_only(monkeypatch):

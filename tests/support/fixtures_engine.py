@@ -1,5 +1,6 @@
 """A small model in both frameworks, for tests that need many runs but no real checkpoint."""
 
+import weakref
 from functools import cache
 
 import numpy as np
@@ -90,6 +91,37 @@ class Around:
 
     def __getattr__(self, name):
         return getattr(self._runner, name)
+
+
+class OneAtATime(Around):
+    """A runner whose second call of a method runs out of memory, and which has memory for one pool
+    and for some number of batches of rows."""
+
+    def __init__(self, runner, failing, batches=1):
+        super().__init__(runner)
+        self._failing, self._count, self._taken = failing, 0, []
+        self._most = {"pool": 1, "batch": batches}
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self._count += name == self._failing
+            if name == self._failing and self._count == 2:
+                raise MemoryError
+            return getattr(self._runner, name)(*arguments)
+
+        return call if name in ("read", "decode_step") else getattr(self._runner, name)
+
+    def _take(self, kind, states):
+        self._taken.append((kind, weakref.ref(states.rows)))
+        alive = sum(one == kind and states() is not None for one, states in self._taken)
+        assert alive <= self._most[kind], f"an earlier {kind} is still in memory"
+        return states
+
+    def open_pool(self, *arguments):
+        return self._take("pool", self._runner.open_pool(*arguments))
+
+    def start_decoding(self, *arguments):
+        return self._take("batch", self._runner.start_decoding(*arguments))
 
 
 class Damaged(Around):

@@ -14,6 +14,7 @@ import numpy as np
 
 from griffin_eval.engine.live.prompt_reader import PromptReader, lately
 from griffin_eval.engine.live.requests import MAX_TOP, Counts, NewToken, Request
+from griffin_eval.engine.recovery import release
 from griffin_eval.engine.rows import Row, Rows
 from griffin_eval.engine.sampling import Chooser
 from griffin_eval.engine.scoring import cause_of_not_finite
@@ -416,6 +417,7 @@ class Scheduler:
         for request in kept:
             self._leave(request)
         self._rows = []  # free the memory before the next pool is allocated
+        release(error)
         self._prompts.open()
         self._open_rows()
         for request in kept:

@@ -1,14 +1,13 @@
 """A radix tree of tokens that grows while it is read, with the results on its edges."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
 from griffin_eval.engine.tree import common_prefix
 from griffin_eval.states.state_cache import Beginning
 
-EDGE_BYTES = 1000  # memory of an edge without the elements of its arrays, as measured
+EDGE_BYTES = 800  # memory of an edge without the elements of its arrays, as measured
 NEVER = 1 << 62  # larger than the index of any token
 _NONE = np.empty(0, np.int64)
 
@@ -26,11 +25,13 @@ class LiveEdge:
             edge, with its int32 [M] tokens.
         position: Index in the sequence of the next token to read.
         working: Slot of the state before that token; None unless the edge is being read.
+        scores: float64 [N, 1 + 2 * top], the next three attributes in one array, since three arrays
+            take twice as much memory if they are short.
         logprobs: float64 [N], log-probabilities in nats: NaN where unknown, infinity where the
             model's result was not finite.
+        top_tokens, top_logprobs: [N, top], the most likely tokens in the place of each token, and
+            their log-probabilities.
         missing: Number of unknown log-probabilities, not counting the first token of a sequence.
-        top: Number of most likely tokens that are known in the place of each token.
-        top_tokens, top_logprobs: [N, top], those tokens and their log-probabilities.
         requested_from: Index in the sequence of the first token whose log-probability is requested.
         requested_top: Number of most likely tokens that is requested.
         requests: Number of unfinished requests that end on this edge or below it.
@@ -41,16 +42,13 @@ class LiveEdge:
         "children",
         "keep",
         "logits",
-        "logprobs",
         "missing",
         "parent",
         "position",
         "requests",
+        "scores",
         "start",
         "tokens",
-        "top",
-        "top_logprobs",
-        "top_tokens",
         "used",
         "requested_from",
         "requested_top",
@@ -64,10 +62,8 @@ class LiveEdge:
         self.logits: np.ndarray | None = None
         self.keep: tuple[Beginning, np.ndarray] | None = None
         self.working: int | None = None
-        self.logprobs = np.full(len(tokens), np.nan)
-        self.missing, self.top = len(tokens) - (start == 0), 0
-        self.top_tokens = np.empty((len(tokens), 0), np.int64)
-        self.top_logprobs = np.empty((len(tokens), 0))
+        self.scores = np.full((len(tokens), 1), np.nan)
+        self.missing = len(tokens) - (start == 0)
         self.requested_from, self.requested_top = NEVER, 0
         self.requests = self.used = 0
 
@@ -77,10 +73,26 @@ class LiveEdge:
         return self.start + len(self.tokens)
 
     @property
+    def top(self) -> int:
+        """Number of most likely tokens that are known in the place of each token."""
+        return self.scores.shape[1] // 2
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        return self.scores[:, 0]
+
+    @property
+    def top_tokens(self) -> np.ndarray:
+        return self.scores[:, 1 : 1 + self.top].astype(np.int64)
+
+    @property
+    def top_logprobs(self) -> np.ndarray:
+        return self.scores[:, 1 + self.top :]
+
+    @property
     def nbytes(self) -> int:
         """Memory in bytes of the edge, its tokens and their log-probabilities."""
-        arrays = self.tokens, self.logprobs, self.top_tokens, self.top_logprobs
-        return EDGE_BYTES + sum(array.nbytes for array in arrays)
+        return EDGE_BYTES + self.tokens.nbytes + self.scores.nbytes
 
     def next_ids(self, count: int) -> np.ndarray:
         """Return the int32 [count] ids of the next tokens."""
@@ -124,11 +136,10 @@ class LiveEdge:
         if top_tokens is not None and top_logprobs is not None:
             if (found := top_tokens.shape[1]) > self.top:
                 # Scores with fewer top tokens are computed again.
-                self.top, self.logprobs = found, np.full(len(self.tokens), np.nan)
-                self.top_tokens = np.zeros((len(self.tokens), found), np.int64)
-                self.top_logprobs = np.zeros((len(self.tokens), found))
-            self.top_tokens[indices] = top_tokens[:, : self.top]
-            self.top_logprobs[indices] = top_logprobs[:, : self.top]
+                self.scores = np.zeros((len(self.tokens), 1 + 2 * found))
+                self.logprobs[:] = np.nan
+            self.scores[indices, 1 : 1 + self.top] = top_tokens[:, : self.top]
+            self.scores[indices, 1 + self.top :] = top_logprobs[:, : self.top]
         self.logprobs[indices] = np.where(np.isnan(logprobs), np.inf, logprobs)
         self.count()
 
@@ -173,11 +184,8 @@ def split(edge: LiveEdge, length: int) -> LiveEdge:
     # Copy, so that one part can be freed while the other is kept.
     first = LiveEdge(edge.tokens[:own].copy(), edge.start, parent)
     parent.children[int(edge.tokens[0])] = first
-    for name in ("logprobs", "top_tokens", "top_logprobs"):
-        known: Any = getattr(edge, name)
-        setattr(first, name, known[:own].copy())
-        setattr(edge, name, known[own:].copy())
-    first.top, first.requests, first.used = edge.top, edge.requests, edge.used
+    first.scores, edge.scores = edge.scores[:own].copy(), edge.scores[own:].copy()
+    first.requests, first.used = edge.requests, edge.used
     first.requested_from, first.requested_top = edge.requested_from, edge.requested_top
     if edge.working is not None and edge.position < length:
         # Reading has not passed the cut.
