@@ -162,7 +162,7 @@ def to_huggingface(config: GriffinConfig) -> dict[str, Any]:
         **rope,
         "rope_parameters": {**rope, "rope_type": "default"},
     }
-    to_griffin_config(raw, source="the config.json of hf")  # which has narrower limits
+    to_griffin_config(raw, source="the config.json of hf")  # its limits are narrower
     return raw
 
 

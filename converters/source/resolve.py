@@ -8,6 +8,7 @@ from pathlib import Path
 from griffin_eval.arguments import is_hub_id
 from griffin_eval.converters.adapters.adapter import ADAPTER_FILES
 from griffin_eval.converters.configs.huggingface import CONFIG_FILE
+from griffin_eval.converters.containers.orbax.find import looks_like_orbax
 from griffin_eval.converters.containers.orbax.remote import fetch, is_remote
 from griffin_eval.converters.containers.registry import CONTAINERS, any_of
 from griffin_eval.converters.containers.safetensors.reader import leads_out
@@ -72,7 +73,7 @@ def resolve(pretrained: str, *, revision: str | None = None, subfolder: str | No
         raise CheckpointError(f"{pretrained} cannot be read: {error.strerror}") from None
     except (OSError, ValueError):  # nothing there, or no name of a file
         pass
-    is_file = folder.suffix in FILES and stat.S_ISREG(mode)
+    is_file = stat.S_ISREG(mode) and (folder.suffix in FILES or looks_like_orbax(folder))
     if revision is not None and (is_file or stat.S_ISDIR(mode)):
         kind = "file" if is_file else "folder"
         raise CheckpointError(
