@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from griffin_eval.errors import ArgumentError
-from griffin_eval.messages import did_you_mean
+from griffin_eval.messages import brief, did_you_mean
 
 FRAMEWORKS = ("torch", "jax")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -112,6 +112,7 @@ def is_integer(value: Any) -> bool:
 
 # Values of a task's metadata that may be lists, and minimum integers other than 1.
 _LISTS = frozenset(("contexts", "depths", "lengths", "multiples"))
+_LIMIT = 1 << 63  # tables of data sets hold integers of 64 bits
 _MINIMA = {"candidates": 2, "depths": 0, "seed": 0}
 
 
@@ -123,9 +124,9 @@ def integer_problems(minima: Mapping[str, int], /, **values: Any) -> list[str]:
         least = {**_MINIMA, **minima}.get(name, 1)
         several = name in _LISTS
         numbers = value if several and isinstance(value, (list, tuple)) else [value]
-        if not numbers or not all(is_integer(n) and n >= least for n in numbers):
+        if not numbers or not all(is_integer(n) and least <= n < _LIMIT for n in numbers):
             kind = "integers" if several else "an integer"
-            problems.append(f"{name} must be {kind} of at least {least}, found {value!r}")
+            problems.append(f"{name} must be {kind} of at least {least}, found {brief(value)}")
     return problems
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
+from lm_eval.utils import simple_parse_args_string
 
 from griffin_eval.engine import parallel
 from griffin_eval.engine.generation import Prompt
@@ -72,6 +73,21 @@ class GriffinLM(GatheringLM, TemplateLM):
         )
         self._state_cache = self.opened.open_state_cache()
         self._token_scores = TokenScoreFiles.of(self.opened, launch.replica)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "GriffinLM":
+        """Open a model for lm_eval, whose options, such as ``--device``, are the defaults of model
+        arguments with the same names."""
+        return cls(**((additional_config or {}) | arg_dict))
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> "GriffinLM":
+        """Open a model with arguments in the form of ``--model_args``."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def adopt(self, staged: StagedModel) -> None:
         """Continue with the weights of another checkpoint, and reset the counts."""
@@ -255,7 +271,8 @@ class GriffinLM(GatheringLM, TemplateLM):
                 prompts,
                 limits=self.opened.limits,
                 eos_ids=self.opened.eos_ids,
-                seed=int(np.random.randint(2**31)),  # lm_eval seeds numpy's global generator
+                # lm_eval seeds numpy's global generator, in all processes alike.
+                seed=int(np.random.randint(2**31)) + self.rank,
                 should_stop=lambda i, ids: stops[i].completed(ids),
                 on_result=on_result,
                 describe=lambda i: quoted(contexts[i]),

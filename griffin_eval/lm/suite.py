@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,8 @@ def run_frozen(arguments: Sequence[str], *, suite: Path | None, freeze: Path | N
         raise ArgumentError("--config is not supported here: give its settings as options instead")
     given = {name: getattr(parsed, name, None) for name in SETTINGS}
     given = {name: value for name, value in given.items() if value is not None}
+    if "include_path" in given:
+        given["include_path"] = os.path.abspath(given["include_path"])
     if suite is None:
         assert freeze is not None
         found: dict[str, dict[str, Any]] = {}

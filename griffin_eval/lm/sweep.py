@@ -43,7 +43,7 @@ REFUSED = {
 PASSED = (
     *("tasks", "num_fewshot", "batch_size", "max_batch_size", "device", "limit", "samples"),
     *("log_samples", "predict_only", "system_instruction", "apply_chat_template", "gen_kwargs"),
-    "metadata",
+    *("metadata", "write_out", "check_integrity"),
 )
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 

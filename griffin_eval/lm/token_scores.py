@@ -99,6 +99,8 @@ class TokenScoreFiles:
             request = requests[index]
             task = request.task_name or UNNAMED
             key = task, request.doc_id, request.idx
+            if seen[key] >= (request.repeats or 1):
+                continue  # lm_eval repeats a request if another process has more
             line = {"task": task, "doc_id": request.doc_id, "index": request.idx}
             line |= {"repeat": seen[key], "type": kind} | found[index]
             if self._states is not None:

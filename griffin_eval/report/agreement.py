@@ -110,6 +110,9 @@ def agreements(runs: Sequence[Run], name: str | None = None) -> list[Agreement]:
 def _compare(run: Run, reference: Run) -> Agreement | None:
     absolute, relative, rolling, lacking = [], [], [], []
     greedy = texts = other_texts = 0
+    for lacks, has in ((run, reference), (reference, run)):
+        for task in sorted(has.samples.keys() - lacks.samples.keys()):
+            lacking.append(f"{lacks.label} lacks {task}, which {has.label} has")
     for task in run.samples.keys() & reference.samples.keys():
         own, other = (read_samples(each.samples[task]) for each in (run, reference))
         common = common_items(own, other)

@@ -21,15 +21,14 @@ def draw_heatmaps(runs: list[Run], files: Files) -> Iterable[Chart]:
             depths_of.setdefault((task, match[1]), {})[int(match[2])] = quantity
     for (task, name), quantities in depths_of.items():
         quantities = dict(sorted(quantities.items()))
-        shallowest = next(iter(quantities.values()))
-        shown = [run for run in runs if points_of(run, task, shallowest)]
+        shown = [run for run in runs if any(points_of(run, task, q) for q in quantities.values())]
         figure, drawn = panels(len(shown), height=2.8, share_y=True)
         lengths = sorted(
             {x for run in shown for q in quantities.values() for x, _ in _at(run, task, q)}
         )
         for run, axes in zip(shown, drawn, strict=True):
             _draw_map(axes, run, task, quantities, lengths)
-            if len(shown) > 1:
+            if len(runs) > 1:
                 axes.set_title(run.label, fontsize=SMALL_SIZE)
         drawn[0].set_ylabel("depth")
         figure.colorbar(drawn[0].images[0], ax=drawn, label=y_label(name))

@@ -180,18 +180,21 @@ def item_of(metric: str, value: Any, key: str) -> tuple[float, float, str] | Non
 
     Args:
         metric: Name of the metric. For `LOGLIKELIHOODS` the value is the negative log-likelihood.
-        value: Number in the sample, or a list of value, weight and optionally cluster.
+        value: Number in the sample, or a list of value, weight and cluster, or of the two numbers
+            of `LOGLIKELIHOODS`. Other lists are not of one item: F1 and Matthews' correlation, for
+            example, keep the right and the predicted class.
         key: Cluster of an item that names none.
     """
-    parts = value if isinstance(value, list) else [value, 1.0]
-    if len(parts) not in (2, 3) or not parts[1]:
+    parts, unit, cluster = value if isinstance(value, list) else [value, 1.0], 1.0, key
+    if len(parts) == 3 and isinstance(parts[2], str):
+        cluster = parts[2]
+    elif len(parts) == 2 and metric in LOGLIKELIHOODS:
+        unit = -LOGLIKELIHOODS[metric]
+    elif isinstance(value, list):
         return None
-    if not all(isinstance(part, bool | int | float) for part in parts[:2]):
+    if not parts[1] or not all(isinstance(part, bool | int | float) for part in parts[:2]):
         return None
-    number, cluster = float(parts[0]), str(parts[2]) if len(parts) == 3 else key
-    if metric in LOGLIKELIHOODS and len(parts) == 2:
-        number /= -LOGLIKELIHOODS[metric]
-    return number, float(parts[1]), cluster
+    return float(parts[0]) / unit, float(parts[1]), cluster
 
 
 def compared_name(metric: str, filter_name: str) -> str:

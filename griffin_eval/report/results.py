@@ -316,13 +316,30 @@ def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
             try:
                 sample = json.loads(line)
                 key = " ".join(str(sample[part]) for part in ITEM)
-                samples.setdefault(str(sample["filter"]), {})[key] = sample
+                samples.setdefault(str(sample["filter"]), {})[key] = _with_curves(sample)
             except (ValueError, KeyError, TypeError):
                 raise ReportError(
                     f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; "
                     "the file may be cut off"
                 ) from None
     return samples
+
+
+def curve_point(metric: str) -> str:
+    """Return the name of a metric; ``score@4096`` for RULER's metrics, which are named after the
+    lengths of prompts."""
+    return f"score@{metric}" if metric.isdecimal() else metric
+
+
+def _with_curves(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample with `curve_point` as the names of its metrics, without RULER's -1 for a
+    length that its prompt does not have."""
+    names = [name for name in sample.get("metrics", ()) if name.isdecimal()]
+    if not names:
+        return sample
+    scores = {curve_point(name): sample[name] for name in names if sample.get(name, -1) != -1}
+    others = [name for name in sample["metrics"] if name not in names]
+    return {**sample, **scores, "metrics": [*others, *scores]}
 
 
 def _index_of_step(parts: Sequence[str]) -> int | None:
@@ -437,7 +454,7 @@ def _run(file: Path, label: str, content: dict[str, Any]) -> Run:
         task: dict(config.get("metadata") or {}) for task, config in content["configs"].items()
     }
     better = {
-        (task, metric): higher
+        (task, curve_point(metric)): higher
         for task, metrics in content["higher_is_better"].items()
         for metric, higher in (metrics or {}).items()
     }
@@ -457,18 +474,18 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
     for task, metrics in content["results"].items():
         documents = content["n-samples"].get(task, {}).get("effective")
         counts: Counter[str] = Counter()
-        if task in samples and any("@" in key for key in metrics):
+        if task in samples and any("@" in curve_point(key.partition(",")[0]) for key in metrics):
             counts = _counts(samples[task])
         for key, value in metrics.items():
             name, comma, filter_name = key.partition(",")
             if not comma or name.endswith(("_stderr", "_low", "_high")):
                 continue
-            if not _is_estimate(value):
+            if not _is_estimate(value) or (name.isdecimal() and value == -1):
                 continue
-            quantity, at, x = name.partition("@")
+            quantity, at, x = curve_point(name).partition("@")
             if filter_name != "none":
                 quantity += f" ({filter_name})"
-            items = counts.get(key, documents)
+            items = counts.get(f"{curve_point(name)},{filter_name}", documents)
             bounded = f"{name}_low,{filter_name}" in metrics
             if bounded:
                 low, high = (
@@ -480,13 +497,22 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
                 error = metrics.get(f"{name}_stderr,{filter_name}")
                 # Without a bootstrapped error, the answers themselves give the spread of a share.
                 if not isinstance(error, int | float):
-                    error = 0.0 if task in samples and is_share(quantity) else None
+                    has_share = task in samples and is_share(quantity)
+                    right_or_wrong = has_share and _right_or_wrong(samples[task], key)
+                    error = 0.0 if right_or_wrong else None
                 low, high = interval_of(quantity, value, error, items)
             if items is not None and items < MIN_ITEMS:
                 low = high = None
             if at and not counts:
                 items = None  # each point may have a part of the documents
             yield Point(task, quantity, x_of(x) if at else None, value, low, high, items)
+
+
+def _right_or_wrong(file: Path, key: str) -> bool:
+    """Return whether each sample of a metric and filter is 0 or 1, as the items of a share are."""
+    name, _, filter_name = key.partition(",")
+    found = read_samples(file).get(filter_name, {}).values()
+    return all(sample.get(name) in (0, 1) for sample in found)
 
 
 def _counts(file: Path) -> "Counter[str]":

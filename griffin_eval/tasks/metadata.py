@@ -63,6 +63,8 @@ def tokenizer_of(
             "lengths are counted in tokens, and no model_args name a pretrained= or tokenizer=: "
             """name a tokenizer with --metadata '{"tokenizer": "…"}'"""
         )
+    if not isinstance(tokenizer, str | None):
+        raise ArgumentError(f"tokenizer must be a path or a hub id, found {tokenizer!r}")
     return _tokenizer(*(v and str(v) for v in (tokenizer, pretrained, revision, subfolder)))
 
 

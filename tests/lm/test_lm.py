@@ -316,6 +316,18 @@ def test_cuda_that_is_not_there_is_logged(checkpoint, caplog):
             Evaluator(str(checkpoint), framework=framework, device="cuda:0")
 
 
+def test_model_arguments_win_over_options_of_lm_eval(checkpoint):
+    """lm_eval passes --device and --batch_size, or their defaults, beside --model_args."""
+    options = {"device": "cuda:7", "batch_size": 3, "max_batch_size": None}
+    text = f"pretrained={checkpoint},framework=torch,device=cpu,batch_size=auto"
+    given = dict(pair.split("=") for pair in text.split(","))
+    for lm in (
+        GriffinLM.create_from_arg_obj(given, options),
+        GriffinLM.create_from_arg_string(text, options),
+    ):
+        assert lm.runner.device == "cpu"
+
+
 def test_numbers_that_lm_eval_makes_of_digits_are_names(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "run" / "12000")
     run = str(tmp_path / "run")
@@ -495,6 +507,11 @@ def test_sampling_follows_the_global_seed(lm):
         return lm.generate_until(request)
 
     assert text(1) == text(1) != text(2)
+    first, lm._rank = text(1), 1  # lm_eval seeds all processes of a launcher alike
+    try:
+        assert text(1) != first
+    finally:
+        lm._rank = 0
 
 
 def test_every_eos_of_the_generation_config_ends_a_text(checkpoint, tmp_path):

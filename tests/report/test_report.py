@@ -802,18 +802,64 @@ def test_answers_must_be_those_of_hf(tmp_path):
         assert ("The end of a prompt" in page) == ("text" in changed)
 
 
-@pytest.mark.parametrize("lacking", ["an item", "a response"])
+def test_pairs_of_classes_are_no_scores(tmp_path):
+    """lm_eval's F1 and Matthews' correlation keep the right class and the predicted one."""
+    samples = [
+        [{"f1": [i % 3, i % 3 if right else 1], "acc": float(right)} for i in range(30)]
+        for right in (True, False)
+    ]
+    higher = {"t": {"f1": True, "acc": True}}
+    results = {"t": {"f1,none": 0.2, "acc,none": 0.5}}
+    old, new = (
+        write_run(tmp_path / name, "a", results, {"t": each}, higher_is_better=higher)
+        for name, each in zip(("old", "new"), samples, strict=True)
+    )
+    out = tmp_path / "out"
+    done = report(new, "--against", old, "-o", out)
+    assert done.exit_code == 1 and "t: worse (acc -1" in done.output
+    assert [row["metric"] for row in rows_of(out / "paired.csv")] == ["acc"]
+    f1 = [row for row in rows_of(out / "results.csv") if row["quantity"] == "f1"]
+    assert all(not row["low"] and not row["high"] for row in f1) and f1
+
+
+def test_lengths_of_ruler_are_points_of_a_curve(tmp_path):
+    """A sample of RULER is -1 at all lengths but that of its prompt."""
+    runs = []
+    for name, right in (("old", 1.0), ("new", 0.0)):
+        samples = [{"4096": -1, "8192": 1.0, "16384": -1}] * 10
+        samples += [{"4096": -1, "8192": -1, "16384": right}] * 10
+        results = {"t": {"4096,none": -1, "8192,none": 1.0, "16384,none": right}}
+        higher = {"t": dict.fromkeys(("4096", "8192", "16384"), True)}
+        runs.append(
+            write_run(tmp_path / name, "a", results, {"t": samples}, higher_is_better=higher)
+        )
+    out = tmp_path / "out"
+    done = report(runs[1], "--against", runs[0], "-o", out)
+    assert done.exit_code == 1 and "t: worse (score -0.5" in done.output, done.output
+    changes = {row["metric"]: float(row["mean"]) for row in rows_of(out / "paired.csv")}
+    assert changes == {"score@8192": 0.0, "score@16384": -1.0}
+    assert {row["x"] for row in rows_of(out / "results.csv")} == {"8192.0", "16384.0"}
+
+
+@pytest.mark.parametrize("lacking", ["an item", "a response", "a task"])
 def test_models_are_not_equal_if_one_lacks(tmp_path, lacking):
     whole = answers_of(-1.0, False, "right", -5)["choice"] * 2
-    part = whole[:1] if lacking == "an item" else [whole[0], whole[1] | {"resps": []}]
-    for model, samples in (("hf", whole), ("griffin", part)):
+    parts = {
+        "an item": {"t": whole[:1]},
+        "a response": {"t": [whole[0], whole[1] | {"resps": []}]},
+        "a task": {"t": whole},
+    }
+    more = {"u": whole} if lacking == "a task" else {}
+    for model, samples in (("hf", {"t": whole} | more), ("griffin", parts[lacking])):
         config = {"model": model, "model_args": {"pretrained": "m"}}
-        write_run(tmp_path / model, "a", {"t": {"acc,none": 1.0}}, {"t": samples}, config)
+        results = {task: {"acc,none": 1.0} for task in samples}
+        write_run(tmp_path / model, "a", results, samples, config)
     out = tmp_path / "out"
     done = report(tmp_path / "griffin", tmp_path / "hf", "-o", out, "--expect-equal", "hf")
     said = {
         "an item": "griffin lacks 1 items of t in hf",
         "a response": "1 items of t have another number of responses",
+        "a task": "griffin lacks u, which hf has",
     }
     assert done.exit_code == 1 and said[lacking] in done.output, done.output
 

@@ -172,6 +172,12 @@ def test_sources(tmp_path):
     assert found == [(f"train {i}", f"text {i}") for i in range(3)]
     with pytest.raises(ArgumentError, match="no column 'text', but body; .* field="):
         documents.texts_of(spec)
+    rows = [json.dumps(row) for row in ({"text": None, "id": 5}, {"text": "a", "id": 6})]
+    (tmp_path / "more.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    spec["data_files"] = str(tmp_path / "more.jsonl")
+    assert documents.texts_of(spec) == [("train 1", "a")]
+    with pytest.raises(ArgumentError, match="id of train 0 is no text: name the column"):
+        documents.texts_of(spec | {"field": "id"})
     with pytest.raises(ArgumentError, match="has no split test"):
         documents.texts_of({"path": str(tmp_path / "nothing")})
 
@@ -196,6 +202,7 @@ def test_metadata_that_cannot_be(checkpoint, folder):
             "span=64 .* more than the shortest context",
         ),
         (longctx.positions, {"pretrained": None}, "name a tokenizer with --metadata"),
+        (longctx.positions, {"tokenizer": []}, r"tokenizer must be a path or a hub id, found \[\]"),
     ):
         given = {"document": str(folder), "pretrained": str(checkpoint)} | arguments
         with pytest.raises(ArgumentError, match=message):

@@ -169,6 +169,7 @@ def test_metadata_that_cannot_be():
         ({"entries": [20.5]}, r"found \[20.5\]"),
         ({"samples": 0}, "samples must be an integer of at least 1, found 0"),
         ({"samples": None, "queries": True}, "samples .* found None; queries .* found True"),
+        ({"seed": 1 << 63}, "seed must be an integer of at least 0, found 9223372036854775808"),
         ({"seed": "a"}, "seed must be an integer of at least 0, found 'a'"),
         ({"candidates": 1}, "candidates must be an integer of at least 2, found 1"),
         ({"tokens": "many"}, "tokens must be an integer .* found 'many'"),
@@ -364,6 +365,19 @@ def test_absent_names():
     assert (found["from_book"], found["exact_match"]) == (1, 0)
     found = run(Model(lambda prompt: "unknown"), task, {"entries": [5, 9], "samples": 3})[1]
     assert found["from_book@9"] == 0
+
+
+def test_no_space_follows_a_chat_template():
+    folder, metadata = str(Path(griffin_eval.tasks.__file__).parent), {"entries": [4], "samples": 1}
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+    task = manager.load([f"{TASK}_rank"])["tasks"][f"{TASK}_rank"]
+    doc = next(iter(task.test_docs()))
+    for templated, space in ((True, ""), (False, " ")):
+        options = {"metadata": ("a", 0, 1), "apply_chat_template": templated}
+        found = [
+            each.args for each in task.construct_requests(doc, doc["prompt"] + "\n", **options)
+        ]
+        assert (doc["prompt"] + "\n", space + doc["answer"]) in found
 
 
 def test_ranks_of_a_model_that_looks_it_up():

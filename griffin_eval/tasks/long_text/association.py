@@ -98,7 +98,7 @@ KINDS = (
             ("a guppy", "fish"),
             ("a tarantula", "spider"),
             ("a gecko", "lizard"),
-            ("a leghorn", "hen"),
+            ("a Clydesdale", "horse"),
             ("a cobra", "snake"),
             ("a hamster", "rodent"),
             ("a praying mantis", "insect"),

@@ -189,7 +189,13 @@ def _dataset(field: str = "text", split: str = "test", **arguments: Any) -> list
             f"dataset {arguments} has no column {field!r}, but {', '.join(rows.column_names)}; "
             "name the column of the texts with field="
         )
-    return [(f"{split} {index}", text) for index, text in enumerate(rows[field])]
+    texts = [(f"{split} {index}", text) for index, text in enumerate(rows[field])]
+    if wrong := [name for name, text in texts if not isinstance(text, str | None)]:
+        raise ArgumentError(
+            f"dataset {arguments}: {field} of {wrong[0]} is no text: name the column of the texts "
+            "with field="
+        )
+    return [(name, text) for name, text in texts if text is not None]
 
 
 def python_texts() -> list[tuple[str, str]]:

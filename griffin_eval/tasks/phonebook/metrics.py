@@ -137,13 +137,17 @@ class LikelihoodTask(BookTask):
 
     def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
         metadata, prompt = kwargs["metadata"], doc["prompt"]
+        # No space follows a chat template, as in lm_eval's tasks.
+        space = "" if kwargs.get("apply_chat_template") else " "
         if ctx.count(prompt) != 1:
             raise ArgumentError(
                 f"{self.config.task}: the chat template changes the text of the question, so that "
                 "no other question can be put in its place"
             )
         return [
-            Instance("loglikelihood", doc, (ctx.replace(prompt, other), f" {number}"), i, metadata)
+            Instance(
+                "loglikelihood", doc, (ctx.replace(prompt, other), f"{space}{number}"), i, metadata
+            )
             for i, (other, number) in enumerate(self.pairs(doc))
         ]
 
