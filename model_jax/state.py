@@ -130,6 +130,8 @@ def write_rows(
         after: Number from a read of the pool. XLA copies an array that one operation reads and
             another writes, unless the second needs the result of the first.
     """
+    if not len(targets):
+        return pool
     count = jnp.sum(targets < len(pool))
     if after is not None:  # has no effect, but XLA cannot know that
         count = jnp.minimum(count, jnp.where(jnp.isnan(after), 1 << 30, 1 << 29))

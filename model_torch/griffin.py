@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from griffin_eval.config import GriffinConfig
 from griffin_eval.initializers import initial_value
+from griffin_eval.kernels.devices import without_autocast
 from griffin_eval.kernels.linear.cpu_torch import product
 from griffin_eval.layout import ParamScope, ParamSpec, param_specs
 from griffin_eval.model_torch.blocks import ResidualBlock
@@ -244,7 +245,8 @@ class Griffin(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*N W"]) -> Float[Tensor, "*N V"]:
         """Return logits of the next token in float32 or wider, with the config's soft cap."""
-        logits = (self.lm_head or self.model.embed_tokens).decode(hidden)
+        with without_autocast(hidden):
+            logits = (self.lm_head or self.model.embed_tokens).decode(hidden)
         cap = self.config.logits_soft_cap
         if cap and not logits.requires_grad:  # in place: a copy would cost more than the products
             return logits.div_(cap).tanh_().mul_(cap)

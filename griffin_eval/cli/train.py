@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,6 +64,11 @@ def train(
                 raise
             typer.echo(f"{options.output}: {error}", err=True)  # the next runs still start
             failed = True
+        except Exception:
+            if queue is None:
+                raise
+            traceback.print_exc()
+            failed = True
     if failed:
         raise typer.Exit(1)
 
@@ -122,5 +128,5 @@ def _train(options: "TrainOptions", method: "Method") -> str:
     figure = draw([folder], folder / "curves")
     return (
         f"{folder}: step {last['step']}, test loss {last['test_loss']:.4f}, "
-        f"accuracy {last['accuracy']:.1%} at length {last['length']}; curves in {figure}"
+        f"accuracy {last['accuracy']:.1%} at length {run.recipe.length}; curves in {figure}"
     )

@@ -29,12 +29,13 @@ def make_schedule(recipe: Recipe) -> optax.Schedule:
         return optax.warmup_cosine_decay_schedule(
             0.0, peak, warm_up, max(steps, warm_up + 1), FINAL_RATE_SHARE * peak
         )
-    pieces = [optax.linear_schedule(0.0, peak, WARM_UP_STEPS), optax.constant_schedule(peak)]
-    ends = [WARM_UP_STEPS]
-    if recipe.schedule == "falling":
-        last = max(1, round(FALLING_SHARE * steps))
+    last = max(1, round(FALLING_SHARE * steps)) if recipe.schedule == "falling" else 0
+    warm_up = min(WARM_UP_STEPS, max(steps - last, 1)) if last else WARM_UP_STEPS
+    pieces = [optax.linear_schedule(0.0, peak, warm_up), optax.constant_schedule(peak)]
+    ends = [warm_up]
+    if last:
         pieces.append(optax.linear_schedule(peak, 0.0, last))
-        ends.append(max(WARM_UP_STEPS, steps - last))
+        ends.append(max(warm_up, steps - last))
     return optax.join_schedules(pieces, ends)
 
 

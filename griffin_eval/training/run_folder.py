@@ -48,7 +48,8 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path, save_every: in
             )
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} exists and is not a training run: name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     (folder / FINISHED_FILE).unlink(missing_ok=True)
     _write_if_changed(file, json.dumps(settings, indent=2) + "\n")
     raw = config_json(config, FORMATS["griffin-orbax"], "float32")

@@ -150,11 +150,7 @@ class _Model:
         """Return the metrics after a step, with the loss of the steps since the last test."""
         loss = float(np.mean(jax.device_get(self._losses)))
         self._losses.clear()
-        if not np.isfinite(loss):
-            raise ArgumentError(
-                f"the loss is {loss} at step {step}; the checkpoint before it is kept: a learning "
-                f"rate below {self._recipe.learning_rate} may do"
-            )
+        self._refuse_not_finite("loss", loss, step)
         metrics = {
             "stage": stage,
             "length": self._recipe.length_of(stage),
@@ -163,11 +159,21 @@ class _Model:
             "gradient_norm": float(self._norm),
             **self._tested(None),
         }
+        # The last update may have spoilt the weights.
+        for name in ("gradient_norm", "test_loss"):
+            self._refuse_not_finite(name.replace("_", " "), metrics[name], step)
         if self._recipe.advance is not None:
             metrics["stage_accuracy"] = self._tested(stage)["accuracy"]
         if self._gates is not None:
             metrics |= self._gates(self.params, self._held_out(None)[0])
         return metrics
+
+    def _refuse_not_finite(self, name: str, value: float, step: int) -> None:
+        if not np.isfinite(value):
+            raise ArgumentError(
+                f"the {name} is {value} at step {step}; the checkpoint before it is kept: a "
+                f"learning rate below {self._recipe.learning_rate} may do"
+            )
 
     def _tested(self, stage: int | None) -> dict[str, Any]:
         rows = self._held_out(stage)

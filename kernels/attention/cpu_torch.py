@@ -48,7 +48,7 @@ def local_attention(
     query sees are not read."""
     batch, length, heads, size = q.shape
     if starts is None:
-        starts = length * torch.arange(batch)
+        starts = length * torch.arange(batch, device=q.device)
     if newest is None:
         newest = torch.full_like(lengths, past)
     layout = [newest, starts, lengths, max_age.clamp(max=past)]
@@ -57,7 +57,7 @@ def local_attention(
     if remembered is not None:
         layout.append(remembered.rows)
         old_keys, old_values = remembered.keys.contiguous(), remembered.values.contiguous()
-    out = torch.empty(batch, length, heads * size, dtype=q.dtype)
+    out = torch.empty(batch, length, heads * size, dtype=q.dtype, device=q.device)
     joined = keys.shape[-1]  # size of all key heads together
     of_keys, slots = joined // size, old_keys.shape[1]
     sizes = (batch * length, heads, of_keys, size, len(lengths), slots, TYPES[q.dtype])

@@ -191,7 +191,7 @@ def _compiled(
     assert library is not None
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
-    out = torch.empty(*x.shape[:-1], outputs, dtype=dtype)
+    out = torch.empty(*x.shape[:-1], outputs, dtype=dtype, device=x.device)
     x = x.float().contiguous()
     other = None if other is None else other.contiguous()
     types = TYPES[weight.dtype], TYPES[dtype], THEN[then]

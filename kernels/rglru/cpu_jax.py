@@ -76,10 +76,11 @@ def _layout(
 ) -> tuple[Any, Any, Any]:
     """Return starts, lengths and resets as the kernels take them."""
     batch, time, _ = x.shape
-    if starts is None:
-        starts = jnp.arange(batch) * time
     if lengths is None:
         lengths = jnp.full((batch,), time)
+    if starts is None:
+        starts = jnp.arange(batch) * time
+        lengths = jnp.minimum(lengths, time)  # more would be tokens of the next row
     if resets is None:
         resets = jnp.zeros((batch, time), bool)
     return starts.astype(jnp.int32), lengths.astype(jnp.int32), resets.reshape(-1)

@@ -90,7 +90,8 @@ def layout(
     """Return starts, lengths and resets as the kernels take them, with None for defaults."""
     batch, time, _ = x.shape
     if starts is None and lengths is not None:
-        starts = torch.arange(batch, dtype=torch.int32) * time
+        lengths = lengths.clamp(max=time)  # more would be tokens of the next row
+        starts = torch.arange(batch, dtype=torch.int32, device=x.device) * time
     return (
         None if starts is None else starts.to(torch.int32).contiguous(),
         None if lengths is None else lengths.to(torch.int32).contiguous(),

@@ -11,7 +11,8 @@ def check_scan(x: Any, a: Any, h0: Any, resets: Any, lengths: Any, starts: Any) 
     """Check the arguments of ``linear_scan``.
 
     Raises:
-        ArgumentError: Shapes or devices do not match; the message names all of them.
+        ArgumentError: Shapes or devices do not match, with all of them in the message, or resets
+            are not bool.
     """
     _check(x, {"a": (a, x.shape)}, h0, resets, lengths, starts)
 
@@ -20,7 +21,8 @@ def check_rglru(x: Any, gates: Gates, h0: Any, resets: Any, lengths: Any, starts
     """Check the arguments of ``rglru``.
 
     Raises:
-        ArgumentError: Shapes or devices do not match; the message names all of them.
+        ArgumentError: Shapes or devices do not match, with all of them in the message, or resets
+            are not bool.
     """
     blocks, _, out = gates.input_weight.shape
     if x.shape[2] % blocks:
@@ -55,3 +57,5 @@ def _check(
         "starts": (starts, (states,)),
     }
     check_shapes("x", x, expected | layout)
+    if resets is not None and str(resets.dtype).removeprefix("torch.") != "bool":
+        raise ArgumentError(f"resets must be bool, found {resets.dtype}")

@@ -311,6 +311,22 @@ def test_shapes_that_do_not_belong_together_are_named(framework, impl):
                 api.linear_scan(v["a"], v["x"], v["h0"], impl=impl, **where)
             else:
                 api.rglru(v["x"], gates, v["h0"], impl=impl, **where)
+    x, h0, flags = (make(right[name]) for name in ("x", "h0", "resets"))
+    with pytest.raises(ArgumentError, match="resets must be bool, found .*float32"):
+        api.linear_scan(x, x, h0, impl=impl, resets=flags)
+
+
+@each_subject
+def test_a_row_ends_where_it_ends(framework, impl):
+    """A length beyond the row does not read the next one."""
+    make, array = (torch.ones, torch.tensor) if framework == "torch" else (jnp.ones, jnp.array)
+    x, h0 = make((2, 3, 8)), make((2, 8))
+    found = [
+        api.linear_scan(x / 2, x, h0, impl=impl, lengths=array([length, length]))
+        for length in (3, 5)
+    ]
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))
 
 
 @pytest.mark.parametrize("impl", ["auto", "cpu", "plain"])

@@ -14,7 +14,7 @@ from programs import griffin_eval
 from slow import ci, slow
 
 from benchmarks.random_checkpoint import SMALL, write_weights
-from griffin_eval.api import convert
+from griffin_eval.api import convert, load
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.layout import parameter_count
@@ -131,6 +131,26 @@ def test_both_twins_hold_what_the_file_holds(saved, shard, stored, asked):
         np.testing.assert_array_equal(
             np.asarray(jax_model[name], np.float32), expected.float().numpy(), name
         )
+
+
+def test_surroundings_of_torch_change_no_result(formats):
+    """Neither another default device nor autocast, in which logits are still float32."""
+    model = load(formats("griffin"), framework="torch", dtype="float32")
+    tokens = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 0]])
+    lengths = torch.tensor([4, 3])
+
+    def logits():
+        with torch.no_grad():
+            return model.logits(model.step(tokens, lengths, state)[0])
+
+    state = model.init_state(2)
+    usual = logits()
+    with torch.device("meta"):
+        assert torch.equal(logits(), usual)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.step(tokens, lengths, state)[0]
+        assert model.logits(hidden).dtype == torch.float32
+    assert torch.allclose(model.logits(hidden), logits(), atol=0.2)
 
 
 @pytest.mark.parametrize("framework", ["torch", slow("jax")])

@@ -80,6 +80,11 @@ def test_schedules_rise_and_end_as_they_say():
         assert rates[0] == 0 and rates.max() == pytest.approx(0.5)
         assert rates[-1] == pytest.approx(last, abs=1e-6), name
         assert name == "cosine" or (rates[15:181] == 0.5).all()
+    for steps in (2, 20, 60, 76, 80, 100):
+        rate = make_schedule(dataclasses.replace(recipe, schedule="falling", steps=steps))
+        rates = np.array([rate(step) for step in range(steps + 1)])
+        last = max(1, round(steps / 10))
+        assert rates[-1] == 0 and rates.argmax() <= steps - last
     # A run can be extended: steps of a constant schedule do not depend on the number of steps.
     long = make_schedule(dataclasses.replace(recipe, schedule="constant", steps=9000))
     assert [float(long(s)) for s in range(0, 1000, 100)] == [
@@ -376,6 +381,7 @@ def test_a_queue_makes_what_is_left_of_its_runs(tmp_path):
     lines = [
         ORDER | TINY | {"output": str(tmp_path / "a"), "steps": 2},
         ORDER | TINY | {"output": str(tmp_path / "taken")},
+        ORDER | TINY | {"output": str(tmp_path / "taken" / "thesis.tex" / "run")},
         ORDER | TINY | {"output": str(tmp_path / "b"), "model": "hawk", "steps": 2},
     ]
     queue.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -385,7 +391,9 @@ def test_a_queue_makes_what_is_left_of_its_runs(tmp_path):
         done = griffin_eval("train", "--queue", queue)
         assert done.returncode == 1 and "Traceback" not in done.stderr
         assert "taken exists and is not a training run" in done.stderr
+        assert "thesis.tex/run cannot be written: Not a directory" in done.stderr
         assert done.stdout.count("step 2, test loss") == 2
     assert [m["step"] for m in read_metrics(tmp_path / "b" / "metrics.jsonl")] == [2]
+    assert "at length 8; curves" in done.stdout
     done = griffin_eval("train", "--until", 2, "--queue", queue)
     assert done.returncode == 2 and "line 1: --until must be a number above 0, at" in done.stderr

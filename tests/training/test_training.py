@@ -18,7 +18,7 @@ from xla_options import QUICK_COMPILE
 
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.converters.source.steps import FINISHED_FILE
-from griffin_eval.errors import BadInput, CheckpointError
+from griffin_eval.errors import ArgumentError, BadInput, CheckpointError
 from griffin_eval.initializers import initial_value
 from griffin_eval.layout import param_specs
 from griffin_eval.tasks.long_text import documents
@@ -235,6 +235,14 @@ def test_lines_of_steps_that_were_lost_are_removed(tmp_path):
         train_model(run, tmp_path / "run", save_every=2)
     with pytest.raises(CheckpointError, match="recipe.steps 4 there, 3 asked for"):
         train_model(small_run("hawk", steps=3, layers=1), tmp_path / "run")
+
+
+def test_a_last_update_that_spoils_the_weights_is_not_saved(tmp_path):
+    folder = tmp_path / "run"
+    run = small_run("hawk", steps=2, layers=1, learning_rate=1e30)
+    with pytest.raises(ArgumentError, match="the .* is (nan|inf) at step 2; the checkpoint before"):
+        train_model(run, folder, save_every=1)
+    assert not (folder / "2").exists() and not (folder / "finished").exists()
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
