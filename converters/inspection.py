@@ -255,6 +255,10 @@ def _find_config(
     needs_file = CONTAINERS[result.format.container].needs_config and names is None
     if needs_file or (_has_config(result) and (names is None or names.config_file)):
         config, origins = _read_config(result, result.format, user_fields)
+        if overrides.preset is not None:
+            logger.warning(
+                "preset=%s has no effect beside %s", overrides.preset, result.folder / CONFIG_FILE
+            )
         return config, origins | from_table
     path = str(result.path)
     tensors = result.container.tensors

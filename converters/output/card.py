@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import griffin_eval
+from griffin_eval.converters.codecs.decode import quantised
 from griffin_eval.converters.containers.orbax.remote import url_of
 from griffin_eval.converters.files import write_file
 from griffin_eval.converters.output.manifest import MANIFEST_FILE, combined_sha256
@@ -63,7 +64,9 @@ def write_card(
     cast = sorted(
         {f"{r['cast_from']} to {r['dtype']}" for r in records.values() if "cast_from" in r}
     )
-    changes = [f"cast from {kinds}" for kinds in cast]
+    schemes = {each.scheme for each in quantised(source.container).values()}
+    changes = [f"dequantised from {scheme}" for scheme in sorted(schemes)]
+    changes += [f"cast from {kinds}" for kinds in cast]
     changes += [f"adapter `{_code(str(a.folder))}`, times {a.weight:g}" for a in source.adapters]
     if plan.config.vocab_size != source.config.vocab_size:
         changes.append(f"the first {plan.config.vocab_size} rows of the vocabulary alone")

@@ -98,8 +98,9 @@ def _shower(model: "Evaluator") -> Callable[[list[int], bool], None]:
         text = model.tokenizer.decode(tokens, skip_special_tokens=True)
         if not ended and text.endswith("\ufffd"):  # an incomplete UTF-8 character
             return
+        # After a failed step, tokens that were printed come again.
         typer.echo(printable(text[shown:]), nl=False)
         sys.stdout.flush()
-        shown = len(text)
+        shown = max(shown, len(text))
 
     return show

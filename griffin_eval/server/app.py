@@ -38,6 +38,7 @@ from griffin_eval.server.refused import Refused
 
 MAX_PROMPTS = 2048  # maximum number of answers that a body may request
 LONG = 1 << 15  # characters or tokens of prompts that are encoded in a thread
+GRACE = 2  # seconds after the timeout in which a client that reads is told about it
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +175,14 @@ class _Server:
                 self._warned = True
                 logger.warning("token ids without BOS came for a model that was trained with one")
         requests: list[Request] = []
+
+        def cancel() -> None:
+            for request, (_, completion) in zip(requests, pairs, strict=False):
+                if completion.answer.reason is None:
+                    self._scheduler.cancel(request)
+
+        # The other end of a stream may not read, so that nobody would look at the clock.
+        late = asyncio.get_running_loop().call_later(self._options.timeout + GRACE, cancel)
         try:
             for request, _ in pairs:
                 try:
@@ -183,9 +192,8 @@ class _Server:
                 requests.append(request)
             yield [completion for _, completion in pairs], wake
         finally:
-            for request, completion in zip(requests, [c for _, c in pairs], strict=False):
-                if completion.answer.reason is None:
-                    self._scheduler.cancel(request)
+            late.cancel()
+            cancel()
 
     def _check_queue(self, more: int) -> None:
         if self._scheduler.unfinished + more > self._options.queue:

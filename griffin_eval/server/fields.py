@@ -21,7 +21,7 @@ from griffin_eval.messages import brief
 from griffin_eval.server.refused import Refused
 
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000  # strings, and characters of one
-COMPLETION_TOKENS, CHAT_TOKENS = 16, 256  # defaults of max_tokens
+COMPLETION_TOKENS, CHAT_TOKENS = 16, 256  # defaults of max_tokens, or the rest of a shorter limit
 
 # Neutral values of unsupported fields; None if every value is neutral. docs/serve.md has the same
 # table.
@@ -174,12 +174,6 @@ class CompletionBody(_Streamed):
     def top(self) -> int | None:
         """Number of most likely tokens for each token; None for no log-probabilities."""
         return self.logprobs
-
-    @model_validator(mode="after")
-    def _check_echo(self) -> "CompletionBody":
-        if not self.max_tokens and not self.echo:
-            raise Refused("max_tokens=0 asks for nothing: add echo=true", param="max_tokens")
-        return self
 
 
 class TextPart(Fields):

@@ -121,10 +121,17 @@ class ServedModel:
             seed: Seed of the body.
         """
         ids = self.encode(prompt, start)
-        most = self.options.max_tokens
-        if most is not None and len(ids) + body.max_tokens > most:
+        most, new = self.options.max_tokens, body.max_tokens
+        if not new and not body.echo:
             raise Refused(
-                f"the prompt has {len(ids)} tokens and {body.max_tokens} new ones are asked for "
+                "max_tokens=0 asks for nothing: ask for 1 or more, or complete with echo=true",
+                param="max_tokens",
+            )
+        if most is not None and "max_tokens" not in body.model_fields_set:
+            new = max(min(new, most - len(ids)), 1)
+        if most is not None and len(ids) + new > most:
+            raise Refused(
+                f"the prompt has {len(ids)} tokens and {new} new ones are asked for "
                 f"(max_tokens), together more than this server's {most}",
                 param="max_tokens",
             )
@@ -145,7 +152,7 @@ class ServedModel:
                 answer,
                 score_from=1 if body.echo and body.top is not None else None,
                 top=body.top,
-                max_new_tokens=body.max_tokens,
+                max_new_tokens=new,
                 sampling=body.sampling,
                 seed=(seed, number),
                 start=start,

@@ -159,6 +159,13 @@ def test_what_cannot_be_known_is_said_and_is_no_defect(tmp_path):
     assert code == 1 and "1 missing" in found["problems"][0] and found["warnings"]
 
 
+def test_a_preset_beside_a_config_is_said_to_have_no_effect(tmp_path, caplog):
+    folder = write(tmp_path / "x", "hf", tensors_of("hf"))
+    opened = Checkpoint(folder, Overrides(preset="recurrentgemma-9b"))
+    assert opened.config == CONFIG
+    assert "preset=recurrentgemma-9b has no effect beside" in caplog.text
+
+
 def test_a_preset_is_where_fields_are_from(tmp_path):
     folder = write(tmp_path / "x", "deepmind-flax", tensors_of("deepmind-flax"), None)
     code, found = facts(folder, "--preset", "recurrentgemma-2b")

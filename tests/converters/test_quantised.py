@@ -101,9 +101,13 @@ def test_weights_are_those_that_bitsandbytes_dequantises(written, kind, dtype):
 @pytest.mark.parametrize("kind", ["nf4, double", "int8"])
 def test_a_file_of_torch_save_is_read_as_well(written, tmp_path, kind):
     folder = written(kind)
-    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    shutil.copy(folder / "config.json", tmp_path)
-    expect_weights(Checkpoint(tmp_path), bitsandbytes_weights(folder))
+    saved, out = tmp_path / "saved", tmp_path / "out"
+    saved.mkdir()
+    torch.save(load_file(folder / "model.safetensors"), saved / "pytorch_model.bin")
+    shutil.copy(folder / "config.json", saved)
+    expect_weights(Checkpoint(saved), bitsandbytes_weights(folder))
+    run("convert", saved, out, "--to", "hf")
+    assert "dequantised from bitsandbytes" in (out / "README.md").read_text()
 
 
 def save_state(folder, name, packed, state):

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import time
 
 import httpx
 import numpy as np
@@ -71,6 +72,52 @@ def refused(answer):
     assert 400 <= answer.status_code < 500 and error["code"] == answer.status_code
     assert error["message"] and "\n" not in error["message"] and len(error["message"]) < 1000
     return error
+
+
+def test_a_stream_that_nobody_reads_ends_at_the_timeout(model, monkeypatch):
+    monkeypatch.setattr(model, "options", dataclasses.replace(model.options, timeout=0.2))
+    monkeypatch.setattr(server_app, "GRACE", 0)
+    runner, steps = model.scheduler._runner, []
+    step = runner.decode_step
+    monkeypatch.setattr(
+        runner, "decode_step", lambda *given: time.sleep(0.05) or steps.append(0) or step(*given)
+    )
+    app = server_app.make_app(model)
+    body = json.dumps({"prompt": "a", "max_tokens": 60, "stream": True}).encode()
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": headers}
+    scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http", "asgi": {}}
+    sent = iter([{"type": "http.request", "body": body}])
+
+    async def receive():
+        for message in sent:
+            return message
+        await asyncio.Event().wait()
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def run():
+        task = asyncio.create_task(app(scope, receive, send))
+        while not steps or model.scheduler.unfinished:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(run())
+    assert 0 < len(steps) < 50
+
+
+def test_answers_without_max_tokens_fit_into_the_limit(ask):
+    for path, body, tokens in (
+        (CHATS, {"messages": SAID}, 256),
+        ("/generate", {"prompt": "a" * 60}, 256),
+        (COMPLETIONS, {"prompt": "a" * 60}, 16),
+    ):
+        assert ask(path, body | {"temperature": 0}).status_code == 200
+        said = refused(ask(path, body | {"max_tokens": tokens}))["message"]
+        assert f"and {tokens} new ones are asked for (max_tokens)" in said
+        assert "asks for nothing" in refused(ask(path, body | {"max_tokens": 0}))["message"]
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class Scheduler:
     @property
     def states(self) -> int:
         """Number of taken slots of the pool."""
-        return self._prompts.pool.taken
+        return 0 if self._prompts.pool is None else self._prompts.pool.taken
 
     def run(self) -> None:
         """Answer all added requests in this thread."""
