@@ -152,7 +152,9 @@ def convert(
             progress=progress,
             command=_command_line(context),
         )
-    typer.echo(f"{destination}: {to}, {len(plan.specs)} tensors, {plan.nbytes} bytes")
+    typer.echo(
+        f"{printable(str(destination))}: {to}, {len(plan.specs)} tensors, {plan.nbytes} bytes"
+    )
     if push_to_hub is not None:
         typer.echo(f"pushed to {push(Path(os.path.expanduser(destination)), push_to_hub)}")
 

@@ -17,6 +17,7 @@ from griffin_eval.cli.options import (
     takes_model_options,
 )
 from griffin_eval.errors import ArgumentError
+from griffin_eval.messages import printable
 
 if TYPE_CHECKING:
     from griffin_eval.converters.verify import Difference
@@ -121,7 +122,9 @@ def _print_check(path, checkpoint, as_json) -> bool:
     says = "its manifest says" if known else "their checksums say"
     for problem in problems:
         typer.echo(problem)
-    typer.echo(f"{path}: {count - len(problems)} of {count} parameters are as {says}")
+    typer.echo(
+        f"{printable(str(path))}: {count - len(problems)} of {count} parameters are as {says}"
+    )
     return not problems
 
 

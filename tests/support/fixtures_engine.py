@@ -100,7 +100,7 @@ class OneAtATime(Around):
     def __init__(self, runner, failing, batches=1):
         super().__init__(runner)
         self._failing, self._count, self._taken = failing, 0, []
-        self._most = {"pool": 1, "batch": batches}
+        self._limits = {"pool": 1, "batch": batches}
 
     def __getattr__(self, name):
         def call(*arguments):
@@ -114,7 +114,7 @@ class OneAtATime(Around):
     def _take(self, kind, states):
         self._taken.append((kind, weakref.ref(states.rows)))
         alive = sum(one == kind and states() is not None for one, states in self._taken)
-        assert alive <= self._most[kind], f"an earlier {kind} is still in memory"
+        assert alive <= self._limits[kind], f"an earlier {kind} is still in memory"
         return states
 
     def open_pool(self, *arguments):
