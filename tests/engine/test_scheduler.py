@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from griffin_eval.engine.live import prompt_reader
 from griffin_eval.engine.live import scheduler as live
 from griffin_eval.engine.live.requests import Request
 from griffin_eval.engine.live.scheduler import Scheduler
+from griffin_eval.engine.live.tree import LiveEdge, insert
 from griffin_eval.engine.sampling import Chooser, Sampling
 
 FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "jax"])
@@ -129,6 +131,22 @@ def test_a_tree_of_many_requests_is_cut(monkeypatch):
         (root,) = scheduler._prompts.roots.values()
         held = sum(edge.nbytes + prompt_reader.EDGE_BYTES for edge in root.below())
         assert held < 30_000
+
+
+@pytest.mark.parametrize("length", [1, 20, 300])
+def test_an_edge_counts_all_of_its_memory(length):
+    root = LiveEdge(np.empty(0, np.int32), 0, None)
+    tracemalloc.start()
+    try:
+        for number in range(300):  # each one diverges from the text before it
+            ids = [number // 2, *random_ids(length, number)]
+            edge = insert(root, np.array(ids, np.int32))
+            scores = np.zeros((len(edge.tokens), 1))
+            edge.learn(np.arange(len(scores)), scores[:, 0], scores, scores)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.3 < taken / sum(edge.nbytes for edge in root.below()) < 1
 
 
 def test_other_threads_and_the_end():
