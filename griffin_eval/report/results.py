@@ -18,7 +18,8 @@ NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
 # since its row may have columns that depend on the model.
 ITEM = ("doc_id", "prompt_hash", "target_hash")
 # Arguments of the model that change no answer.
-NO_SETTINGS = ("batch_size", "max_batch_size", "parity", "state_cache", "check")
+NO_SETTINGS = ("batch_size", "max_batch_size", "parity", "check", "on_merge")
+NO_SETTINGS += ("state_budget", "state_cache", "state_cache_size", "token_scores", "token_states")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # memory address in the text of a function
 _TIME = re.compile(r"results_(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)")
 _STEP = re.compile(r"(?:step|ckpt|checkpoint)?[-_]?(\d{1,18})")
@@ -118,7 +119,8 @@ class Run(NamedTuple):
     @property
     def pretrained(self) -> str:
         """The checkpoint as the user named it; empty if unnamed."""
-        return str(self.arguments.get("pretrained", ""))
+        path = str(self.arguments.get("pretrained", ""))
+        return path.rstrip("/") or path
 
     @property
     def step(self) -> int | None:
@@ -203,11 +205,19 @@ def _joined(earlier: Run, later: Run) -> Run:
 
 def _identity(config: dict[str, Any]) -> str:
     """Return a text that is equal for equal models: weights and all settings behind answers."""
-    arguments = {k: str(v) for k, v in _arguments(config).items() if k not in NO_SETTINGS}
+    arguments = {name: str(value) for name, value in _settings(_arguments(config)).items()}
     keys = ("model", "griffin_weights_sha256", "model_sha", "model_dtype", "model_framework")
     keys += ("model_device", "model_state", "griffin_adapters")
     own = {key: config.get(key) for key in keys}
     return json.dumps([arguments, own], sort_keys=True, default=str)
+
+
+def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of a model without `NO_SETTINGS` and a slash that a shell has completed."""
+    settings = {name: value for name, value in arguments.items() if name not in NO_SETTINGS}
+    if isinstance(path := settings.get("pretrained"), str):
+        settings["pretrained"] = path.rstrip("/") or path
+    return settings
 
 
 def _questions(content: dict[str, Any]) -> dict[str, str]:
@@ -216,7 +226,10 @@ def _questions(content: dict[str, Any]) -> dict[str, str]:
     call |= {key: content.get(key) for key in ("chat_template_sha", "system_instruction_sha")}
     questions = {}
     for task in content["results"]:
-        own = [content["configs"].get(task), content["n-samples"].get(task), call]
+        config = dict(content["configs"].get(task) or {})
+        # lm_eval adds the arguments of the model.
+        config["metadata"] = _settings(config.get("metadata") or {})
+        own = [config, content["n-samples"].get(task), call]
         text = json.dumps(own, sort_keys=True, default=str)
         questions[task] = _ADDRESS.sub("", text)
     return questions

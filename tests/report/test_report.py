@@ -413,6 +413,16 @@ def test_evaluations_of_one_model_are_one_run(tmp_path):
     assert "8 items of 2 tasks" in page and "asked again, the latest shown: t" in page
 
 
+def test_arguments_that_change_no_answer_make_no_other_model(tmp_path):
+    """lm_eval writes them into the metadata of every task as well."""
+    for day, more in enumerate(({}, {"pretrained": "m/"}, {"state_budget": "1GB"}), 1):
+        own = {"pretrained": "m"} | more
+        metadata = {"t": {"metadata": own}}
+        write_run(tmp_path, f"2026-01-0{day}T10", config={"model_args": own}, configs=metadata)
+    (run,) = read([tmp_path])
+    assert run.hidden == ["t"] and run.pretrained == "m"
+
+
 def test_steps_of_a_training_are_recognised():
     assert step_of("runs/griffin/step_12000") == 12000
     assert step_of("runs/12000/") == 12000
