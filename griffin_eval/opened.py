@@ -6,6 +6,7 @@
 import copy
 import dataclasses
 import logging
+import os
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from griffin_eval.engine.limits import Limits, limits_for
 from griffin_eval.engine.scoring import cause_of_not_finite
 from griffin_eval.errors import ArgumentError, CheckpointError
 from griffin_eval.generators import unchanged_generators
+from griffin_eval.json_files import exists
 from griffin_eval.layout import parameter_count
 from griffin_eval.model_arguments import ModelArguments
 from griffin_eval.runners.load import choose_framework, load_runners
@@ -38,7 +40,14 @@ logger = logging.getLogger(__name__)
 
 def find_checkpoint(arguments: ModelArguments) -> Path:
     """Return the folder or file of a checkpoint, downloaded if it is on the hub."""
-    return resolve(arguments.pretrained, revision=arguments.revision, subfolder=arguments.subfolder)
+    revision = arguments.revision
+    is_here, *adapters_here = (
+        exists(os.path.expanduser(place))
+        for place in (arguments.pretrained, *(place for place, _ in arguments.peft))
+    )
+    if is_here and not all(adapters_here):
+        revision = None  # it is that of an adapter on the hub
+    return resolve(arguments.pretrained, revision=revision, subfolder=arguments.subfolder)
 
 
 def open_checkpoint(arguments: ModelArguments) -> Checkpoint:

@@ -124,19 +124,17 @@ class _Server:
         async with self._submit(body, prompts) as (completions, wake):
             await self._wait(http, completions, wake)
         head = self._head(body, chat, part=False)
-        choices = [
-            {"index": index, "finish_reason": each.finish_reason}
-            | (
-                {
-                    "message": {"role": "assistant", "content": each.text},
-                    "logprobs": each.chat_logprobs(),
-                }
-                if chat
-                else {"text": each.text, "logprobs": each.logprobs()}
-            )
-            for index, each in enumerate(completions)
-        ]
-        return JSONResponse(head | {"choices": choices, "usage": _usage(completions, body.n)})
+
+        def response() -> Response:
+            choices = [
+                {"index": index, "finish_reason": each.finish_reason} | _content(each, chat)
+                for index, each in enumerate(completions)
+            ]
+            return JSONResponse(head | {"choices": choices, "usage": _usage(completions, body.n)})
+
+        # The log-probabilities of long texts take seconds to write; do not block other clients.
+        long = sum(len(each.prompt) for each in completions) > LONG
+        return await asyncio.to_thread(response) if long else response()
 
     @contextlib.asynccontextmanager
     async def _submit(
@@ -386,6 +384,14 @@ def _check(completion: Completion) -> None:
         raise Refused(str(answer.error) or type(answer.error).__name__, 500)
     if answer.reason == "cancelled":
         raise Refused("the server has ended", 503)
+
+
+def _content(completion: Completion, chat: bool) -> dict[str, Any]:
+    """Return text and log-probabilities of an answer."""
+    if not chat:
+        return {"text": completion.text, "logprobs": completion.logprobs()}
+    message = {"role": "assistant", "content": completion.text}
+    return {"message": message, "logprobs": completion.chat_logprobs()}
 
 
 def _usage(completions: list[Completion], n: int) -> dict[str, int]:

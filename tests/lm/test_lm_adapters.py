@@ -10,8 +10,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from slow import slow
 
+from griffin_eval.errors import CheckpointError
 from griffin_eval.lm.model import GriffinLM
 from griffin_eval.lm.results import fingerprint
+from griffin_eval.model_arguments import parse_arguments
+from griffin_eval.opened import find_checkpoint
 
 PAIRS = [("The unary minus", " operator"), ("x", " yields the negation of its argument.")]
 
@@ -23,6 +26,14 @@ def adapter(checkpoint, tmp_path_factory):
     targets = ["embed_tokens", "linear_x", "q_proj"]
     write_adapter(folder, checkpoint, target_modules=targets, use_rslora=True)
     return folder
+
+
+def test_a_revision_is_that_of_an_adapter_on_the_hub(checkpoint, adapter):
+    given = {"pretrained": str(checkpoint), "revision": "v1"}
+    assert find_checkpoint(parse_arguments(given | {"peft": "org/adapter"})) == checkpoint
+    for local in ({}, {"peft": str(adapter)}):
+        with pytest.raises(CheckpointError, match="revision='v1' only applies to a hub id"):
+            find_checkpoint(parse_arguments(given | local))
 
 
 def answers(lm):
