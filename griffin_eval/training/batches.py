@@ -2,7 +2,7 @@
 
 The random numbers of a row depend only on the recipe, the seed, the step and the row, so that a
 resumed run reads the rows that it would have read. Held-out rows are the same for all seeds and
-never used for training.
+are not used for training; those of ``bytes`` come from the text that it trains on.
 """
 
 import contextlib
