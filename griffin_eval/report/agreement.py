@@ -6,7 +6,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from griffin_eval.report.paired import common_items
-from griffin_eval.report.results import ReportError, Run, read_samples
+from griffin_eval.report.results import Run
+from griffin_eval.report.samples import ReportError, read_samples
 
 REFERENCE = "hf"  # lm_eval's name of the model that others are compared with by default
 # Known differences between --model griffin and --model hf.

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from griffin_eval.report.paired import common_items, item_of, metrics_of
-from griffin_eval.report.results import Run, read_samples
+from griffin_eval.report.results import Run
+from griffin_eval.report.samples import read_samples
 
 MAX_FLIPS = 8  # shown items of a task and a pair of runs
 MAX_LETTERS = 700  # shown letters of a prompt, from its end

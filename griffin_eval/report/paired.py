@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from griffin_eval import intervals
-from griffin_eval.report.results import Run, read_samples, x_of
+from griffin_eval.report.results import Run, x_of
+from griffin_eval.report.samples import read_samples
 
 # Metrics for which lm_eval's samples hold a log-likelihood and the words or bytes of the text, and
 # the number of nats in the unit in which they are compared.

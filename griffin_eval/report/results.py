@@ -10,13 +10,10 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, NamedTuple
 
-from griffin_eval.errors import BadInput
 from griffin_eval.report.estimates import MIN_ITEMS, interval_of, is_share, within_range
+from griffin_eval.report.samples import ReportError, count_numbers, curve_point, right_or_wrong
 
 NEEDED = ("results", "configs", "higher_is_better", "n-samples", "config")
-# Fields of a sample that identify its item in all runs and filters. The document itself does not,
-# since its row may have columns that depend on the model.
-ITEM = ("doc_id", "prompt_hash", "target_hash")
 # Arguments of the model that change no answer.
 NO_SETTINGS = ("batch_size", "max_batch_size", "parity", "check", "on_merge")
 NO_SETTINGS += ("state_budget", "state_cache", "state_cache_size", "token_scores", "token_states")
@@ -29,10 +26,6 @@ _KINDS = {dict: "an object", str: "a text", int: "an integer", float: "a number"
 _MAX_DIGITS = 300  # digits of an integer that a float can hold
 # Names that trainers give to an Orbax item, a folder within the folder of its step.
 _ITEMS = ("default", "state", "train_state", "params", "ema_params", "items")
-
-
-class ReportError(BadInput):
-    """A file of results or samples that a report cannot use."""
 
 
 class Point(NamedTuple):
@@ -321,40 +314,6 @@ def without_step(run: Run) -> dict[str, Any]:
     return run.config | {"model_args": arguments | {"pretrained": path}}
 
 
-def read_samples(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the samples of a task, by filter and then by the fields of `ITEM`."""
-    samples: dict[str, dict[str, dict[str, Any]]] = {}
-    with file.open("rb") as lines:  # text mode would also end lines at a sample's U+2028
-        for number, line in enumerate(lines, 1):
-            try:
-                sample = json.loads(line)
-                key = " ".join(str(sample[part]) for part in ITEM)
-                samples.setdefault(str(sample["filter"]), {})[key] = _with_curves(sample)
-            except (ValueError, KeyError, TypeError):
-                raise ReportError(
-                    f"{file}, line {number}: expected a sample as lm_eval --log_samples writes it; "
-                    "the file may be cut off"
-                ) from None
-    return samples
-
-
-def curve_point(metric: str) -> str:
-    """Return the name of a metric; ``score@4096`` for RULER's metrics, which are named after the
-    lengths of prompts."""
-    return f"score@{metric}" if metric.isdecimal() else metric
-
-
-def _with_curves(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample with `curve_point` as the names of its metrics, without RULER's -1 for a
-    length that its prompt does not have."""
-    names = [name for name in sample.get("metrics", ()) if name.isdecimal()]
-    if not names:
-        return sample
-    scores = {curve_point(name): sample[name] for name in names if sample.get(name, -1) != -1}
-    others = [name for name in sample["metrics"] if name not in names]
-    return {**sample, **scores, "metrics": [*others, *scores]}
-
-
 def _index_of_step(parts: Sequence[str]) -> int | None:
     """Return the index of the part of a path that is named after a step."""
     index = len(parts) - 1
@@ -488,7 +447,7 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
         documents = content["n-samples"].get(task, {}).get("effective")
         counts: Counter[str] = Counter()
         if task in samples and any("@" in curve_point(key.partition(",")[0]) for key in metrics):
-            counts = _counts(samples[task])
+            counts = count_numbers(samples[task])
         for key, value in metrics.items():
             name, comma, filter_name = key.partition(",")
             if not comma or name.endswith(("_stderr", "_low", "_high")):
@@ -511,31 +470,14 @@ def _points(content: dict[str, Any], samples: dict[str, Path]) -> Iterator[Point
                 # Without a bootstrapped error, the answers themselves give the spread of a share.
                 if not isinstance(error, int | float):
                     has_share = task in samples and is_share(quantity)
-                    right_or_wrong = has_share and _right_or_wrong(samples[task], key)
-                    error = 0.0 if right_or_wrong else None
+                    is_exact = has_share and right_or_wrong(samples[task], key)
+                    error = 0.0 if is_exact else None
                 low, high = interval_of(quantity, value, error, items)
             if items is not None and items < MIN_ITEMS:
                 low = high = None
             if at and not counts:
                 items = None  # each point may have a part of the documents
             yield Point(task, quantity, x_of(x) if at else None, value, low, high, items)
-
-
-def _right_or_wrong(file: Path, key: str) -> bool:
-    """Return whether each sample of a metric and filter is 0 or 1, as the items of a share are."""
-    name, _, filter_name = key.partition(",")
-    found = read_samples(file).get(filter_name, {}).values()
-    return all(sample.get(name) in (0, 1) for sample in found)
-
-
-def _counts(file: Path) -> "Counter[str]":
-    """Return the number of samples with a number for each metric, by metric and filter."""
-    counts: Counter[str] = Counter()
-    for filter_name, samples in read_samples(file).items():
-        for sample in samples.values():
-            for name in sample.get("metrics", ()):
-                counts[f"{name},{filter_name}"] += sample.get(name) is not None
-    return counts
 
 
 def _is_estimate(value: Any) -> bool:

@@ -18,7 +18,8 @@ from griffin_eval.report.paired import (
     mcnemar,
     metrics_of,
 )
-from griffin_eval.report.results import ReportError, Run, read_samples
+from griffin_eval.report.results import Run
+from griffin_eval.report.samples import ReportError, read_samples
 
 LEVEL = 0.05  # probability that any task gets a verdict by chance
 POWER = 0.8  # probability of seeing a difference of the stated size

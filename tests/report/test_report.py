@@ -33,14 +33,8 @@ from griffin_eval.report.heatmaps import draw_heatmaps
 from griffin_eval.report.labels import bounded, short_number
 from griffin_eval.report.page import draw_all
 from griffin_eval.report.paired import differences
-from griffin_eval.report.results import (
-    ReportError,
-    make_labels,
-    read,
-    read_samples,
-    step_of,
-    step_of_revision,
-)
+from griffin_eval.report.results import make_labels, read, step_of, step_of_revision
+from griffin_eval.report.samples import ReportError, read_samples
 from griffin_eval.report.tables import run_table
 from griffin_eval.report.verdicts import holm, verdicts
 
