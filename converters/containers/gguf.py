@@ -68,7 +68,7 @@ def open_gguf(path: str | Path) -> Container:
     file = TensorFile(_find_file(Path(path)))
     try:
         tensors, left_out = _read(file, _Header(file.data))
-    except CheckpointError:
+    except CheckpointError:  # it is a ValueError, and names the file already
         raise
     except ValueError as error:
         raise CheckpointError(f"{file.path} {error}; {DAMAGED}") from None

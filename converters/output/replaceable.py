@@ -69,9 +69,9 @@ def strangers(folder: Path) -> list[str]:
     """Return the names in a folder that are not part of a checkpoint, sorted.
 
     Files of a checkpoint are those that this package writes, and those that transformers, Orbax,
-    torch and the hub's client write beside weights. An unknown folder is returned as one name. In a
-    folder with several checkpoints, only weights with the names of transformers, or files of Orbax,
-    belong to it.
+    torch and the hub's client write beside weights. An unknown folder is returned as one name. If a
+    folder holds several checkpoints, every file of weights is returned whose name is its author's
+    choice, and every item of Orbax.
     """
     names, others = [], []
     is_step = os.path.isfile(folder / STEP_METADATA)

@@ -1,8 +1,8 @@
 """Batches of a run, drawn by other processes while a GPU or TPU computes.
 
 The random numbers of a row depend only on the recipe, the seed, the step and the row, so that a
-resumed run reads the rows that it would have read. Held-out rows are the same for all seeds and
-are not used for training; those of ``bytes`` come from the text that it trains on.
+resumed run reads the rows that it would have read. Held-out rows are drawn apart and are the
+same for all seeds; those of ``bytes`` overlap with the text that it trains on.
 """
 
 import contextlib

@@ -60,7 +60,7 @@ def prepare_folder(run: Run, config: GriffinConfig, folder: Path, save_every: in
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run, since two runs would mix their metrics.
+    """Lock the folder of a run while a block runs, since two runs would mix their metrics.
 
     Raises:
         CheckpointError: Another process trains in this folder.

@@ -78,7 +78,7 @@ def train_model(
     Raises:
         CheckpointError: The folder belongs to another run or is in use, the initial checkpoint
             has another shape, or a checkpoint cannot be written.
-        ArgumentError: The loss is not finite.
+        ArgumentError: The loss or the gradient is not finite.
     """
     recipe, config = run.recipe, run.recipe.config(run.model)
     weights = _first_weights(run, config)

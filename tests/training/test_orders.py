@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from programs import griffin_eval
 from slow import examples
 from tiny_checkpoints import write_griffin
+from typer.testing import CliRunner
 
 from griffin_eval.api import convert
+from griffin_eval.cli.main import app
 from griffin_eval.config import GriffinConfig
 from griffin_eval.converters.checkpoint import Checkpoint
 from griffin_eval.errors import ArgumentError, CheckpointError
@@ -376,6 +378,23 @@ def json_or_text(value: str):
 
 
 @pytest.mark.slow
+def test_a_queue_goes_on_after_an_error_of_ours_and_shows_it(tmp_path, monkeypatch):
+    queue = tmp_path / "queue.jsonl"
+    lines = [ORDER | TINY | {"output": str(tmp_path / name)} for name in ("a", "b")]
+    queue.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def train(options, _method):
+        return f"{1 // (options.output.name == 'b')}: done"
+
+    monkeypatch.setattr("griffin_eval.cli.train._train", train)
+    done = CliRunner().invoke(app, ["train", "--queue", str(queue)])
+    assert done.exit_code == 1 and done.stdout == "1: done\n"
+    assert "ZeroDivisionError" in done.stderr
+    with pytest.raises(ZeroDivisionError):
+        alone = ["train", "bytes", "--model", "hawk", "--output", str(tmp_path / "a")]
+        raise CliRunner().invoke(app, alone).exception
+
+
 def test_a_queue_makes_what_is_left_of_its_runs(tmp_path):
     queue = tmp_path / "queue.jsonl"
     lines = [

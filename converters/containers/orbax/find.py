@@ -259,9 +259,11 @@ def _choose_item(step: Path, names: list[str], keys: Keys) -> str:
             f"{listed(names)}"
         )
     likely = [n for n in models if _COPY.fullmatch(n) or _MODEL_ITEMS.fullmatch(n)]
-    if len(likely) == 1 and not _AVERAGE.fullmatch(likely[0]):
-        return likely[0]
-    options = listed(models if len(likely) == 1 else likely or names, lambda name: f"item={name}")
+    if len(likely) == 1:
+        if not _AVERAGE.fullmatch(likely[0]):
+            return likely[0]
+        likely = models  # the weights have another name
+    options = listed(likely or names, lambda name: f"item={name}")
     raise ArgumentError(f"{step} holds several items; choose one: {options}")
 
 

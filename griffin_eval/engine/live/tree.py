@@ -26,8 +26,8 @@ class LiveEdge:
             edge, with its int32 [M] tokens.
         position: Index in the sequence of the next token to read.
         working: Slot of the state before that token; None unless the edge is being read.
-        scores: float64 [N, 1 + 2 * top], the next three attributes in one array, since three arrays
-            take twice as much memory if they are short.
+        scores: float64 [N, 1 + 2 * top], the next three attributes in one array, since three short
+            arrays take twice as much memory.
         logprobs: float64 [N], log-probabilities in nats: NaN where unknown, infinity where the
             model's result was not finite.
         top_tokens, top_logprobs: [N, top], the most likely tokens in the place of each token, and
